@@ -1,0 +1,89 @@
+# A front for CMake: make help. Everything is built in build/<preset>.
+OP ?= chunk_gla
+PREFIX ?= /usr/local
+FUZZ_SECONDS ?= 60
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+
+.PHONY: help build verify test bench cuda asan tsan fuzz neon format lint install package-test clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make verify [OP=chunk_gla]     install what is missing, build, run the gate and the benchmark of OP on the CPU"
+	@echo "make test                      install what is missing, build, run every test"
+	@echo "make bench [OP=chunk_gla]      the benchmark alone"
+	@echo "make build                     the release build alone: build/release/bin/fla"
+	@echo "make install [PREFIX=DIR]      build, and install into $(PREFIX) unless told otherwise"
+	@echo "make cuda                      build with CUDA: build/cuda/bin/fla"
+	@echo "make asan | tsan | neon        tests under the sanitizers; on 64-bit Arm under qemu-user"
+	@echo "make fuzz [FUZZ_SECONDS=60]    each fuzz target for that long"
+	@echo "make format | lint             the formatter; static checks and banned constructs"
+	@echo "make package-test              use the installed library from a project outside the tree"
+	@echo "make clean                     remove build/"
+	@echo "NO_INSTALL=1 makes each name what is missing and stop. JOBS=N limits parallel jobs."
+
+# $(call deps,GROUP...) installs what is missing; $(call build,PRESET) configures once and builds. The build itself
+# reconfigures when a CMake file changes.
+deps = @scripts/install-deps.sh $(1)
+define build
+@if [ ! -e build/$(1)/build.ninja ] || [ CMakePresets.json -nt build/$(1)/build.ninja ]; then \
+  cmake --preset $(1) -Wno-dev && touch build/$(1)/build.ninja; fi
+cmake --build --preset $(1) -j $(JOBS)
+endef
+
+build:
+	$(call deps,build test)
+	$(call build,release)
+
+verify: build
+	build/release/bin/fla verify --op $(OP)
+
+bench: build
+	build/release/bin/fla bench $(OP)
+
+test: build
+	ctest --preset release -j $(JOBS)
+
+install: build
+	cmake --install build/release --prefix $(PREFIX)
+
+package-test: build
+	scripts/package-test.sh
+
+cuda:
+	$(call deps,build test)
+	$(call build,cuda)
+
+asan:
+	$(call deps,build test)
+	$(call build,asan)
+	ctest --preset asan -j $(JOBS)
+
+tsan:
+	$(call deps,build test)
+	$(call build,tsan)
+	scripts/run-tsan.sh
+
+fuzz:
+	$(call deps,build fuzz)
+	$(call build,fuzz)
+	scripts/run-fuzz.sh $(FUZZ_SECONDS)
+
+neon:
+	$(call deps,build neon)
+	scripts/neon-sysroot.sh
+	$(call build,neon)
+	scripts/run-neon.sh
+
+format:
+	$(call deps,lint)
+	scripts/format.sh
+
+lint:
+	$(call deps,build test lint)
+	@[ -e build/release/build.ninja ] || cmake --preset release -Wno-dev
+	scripts/check-banned.sh
+	scripts/format.sh --check
+	scripts/lint.sh
+
+clean:
+	rm -rf build

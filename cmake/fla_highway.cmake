@@ -1,0 +1,33 @@
+# Defines hwy::hwy: from Highway's CMake package, from pkg-config, or from the plain library and header. Installed beside
+# flaConfig.cmake, because users of the static library link Highway too.
+
+if(NOT TARGET hwy::hwy)
+  find_package(hwy CONFIG QUIET)
+endif()
+if(NOT TARGET hwy::hwy)
+  find_package(PkgConfig QUIET)
+  if(PkgConfig_FOUND)
+    pkg_check_modules(FLA_HWY QUIET libhwy)
+  endif()
+  find_path(FLA_HWY_INCLUDE_DIR hwy/highway.h HINTS ${FLA_HWY_INCLUDE_DIRS})
+  find_library(FLA_HWY_LIBRARY hwy HINTS ${FLA_HWY_LIBRARY_DIRS})
+  mark_as_advanced(FLA_HWY_INCLUDE_DIR FLA_HWY_LIBRARY)
+  if(FLA_HWY_INCLUDE_DIR AND FLA_HWY_LIBRARY)
+    add_library(hwy::hwy UNKNOWN IMPORTED)
+    set_target_properties(hwy::hwy PROPERTIES IMPORTED_LOCATION ${FLA_HWY_LIBRARY}
+      INTERFACE_INCLUDE_DIRECTORIES ${FLA_HWY_INCLUDE_DIR})
+    if(FLA_HWY_LIBRARY MATCHES "\\.so")
+      set_target_properties(hwy::hwy PROPERTIES INTERFACE_COMPILE_DEFINITIONS HWY_SHARED_DEFINE)
+    endif()
+  endif()
+endif()
+if(TARGET hwy::hwy)
+  # A project that adds this one as a subdirectory links fla::static from its own directory.
+  get_target_property(fla_hwy_imported hwy::hwy IMPORTED)
+  get_target_property(fla_hwy_global hwy::hwy IMPORTED_GLOBAL)
+  if(fla_hwy_imported AND NOT fla_hwy_global)
+    set_target_properties(hwy::hwy PROPERTIES IMPORTED_GLOBAL ON)
+  endif()
+elseif(NOT fla_highway_optional)
+  message(FATAL_ERROR "Highway was not found (hwy/highway.h, libhwy). On Debian: apt-get install libhwy-dev.")
+endif()

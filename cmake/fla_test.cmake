@@ -1,0 +1,37 @@
+# fla_test(NAME SOURCES FILE... [SHARDS N])
+#
+# A GoogleTest program build/<preset>/bin/NAME and its ctest entries, run from the repository's root: one, or N that each
+# run a part of the tests so that ctest -j uses N cores. Without sources there is no target. A run that selects nothing fails.
+function(fla_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SHARDS" "SOURCES")
+  if(NOT arg_SOURCES)
+    message(STATUS "fla: no sources for ${name}, skipped")
+    return()
+  endif()
+  add_executable(${name} ${arg_SOURCES})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${fla_BINARY_DIR}/bin)
+  target_link_libraries(${name} PRIVATE fla_options fla_tools_common GTest::gtest GTest::gtest_main)
+  if(TARGET rapidcheck)
+    target_link_libraries(${name} PRIVATE rapidcheck)
+  endif()
+  # Where the committed recorded cases are; an installed program finds its own through its place.
+  target_compile_definitions(${name} PRIVATE FLA_SOURCE_DIR="${fla_SOURCE_DIR}")
+  fla_include_root(${name})
+  add_dependencies(fla_tests ${name})
+
+  if(NOT arg_SHARDS)
+    set(arg_SHARDS 1)
+  endif()
+  foreach(i RANGE 1 ${arg_SHARDS})
+    set(test ${name})
+    set(environment "")
+    if(arg_SHARDS GREATER 1)
+      math(EXPR index "${i} - 1")
+      set(test ${name}.${i}of${arg_SHARDS})
+      set(environment GTEST_TOTAL_SHARDS=${arg_SHARDS} GTEST_SHARD_INDEX=${index})
+    endif()
+    add_test(NAME ${test} COMMAND ${name} WORKING_DIRECTORY ${fla_SOURCE_DIR})
+    set_tests_properties(${test} PROPERTIES ENVIRONMENT "${environment}" TIMEOUT 1800
+      FAIL_REGULAR_EXPRESSION "Running 0 tests from")
+  endforeach()
+endfunction()

@@ -1,0 +1,200 @@
+// The C interface over DynamicCall. Every entry catches everything: exceptions end here.
+#include <exception>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "fla/core/dlpack.h"
+#include "fla/core/version.h"
+#include "fla/fla.h"
+#include "fla/registry/dynamic.h"
+
+struct fla_context {
+  fla::Context ctx;
+  explicit fla_context(fla::ContextOptions o) : ctx(std::move(o)) {}
+};
+
+struct fla_call {
+  const fla::Context* ctx;
+  fla::DynamicCall call;
+  std::vector<fla::DynamicCall::Output> outputs;
+  const char* backend = "";
+};
+
+namespace {
+
+thread_local std::string t_error;
+
+fla_code fail(fla_code code, const char* text) {
+  try {
+    t_error = text;
+  } catch (...) {
+    t_error.clear();
+  }
+  return code;
+}
+
+fla_code finish(const fla::Status& s) {
+  return s.ok() ? FLA_OK : fail(static_cast<fla_code>(s.code()), s.message().c_str());
+}
+
+template <typename Fn>
+fla_code guarded(Fn&& fn) {
+  try {
+    return finish(fn());
+  } catch (const std::bad_alloc&) {
+    return fail(FLA_OUT_OF_MEMORY, "out of memory");
+  } catch (const std::exception& e) {
+    return fail(FLA_INTERNAL, e.what());
+  } catch (...) {
+    return fail(FLA_INTERNAL, "unknown exception");
+  }
+}
+
+fla::Status null_argument(const char* function, const char* name) {
+  return {fla::Code::InvalidArgument, std::string(function) + ": " + name + ": expected a pointer, got NULL"};
+}
+
+fla::Status set_flag(const char* function, fla_call* call, const char* name, fla::FlagValue v) {
+  if (call == nullptr) return null_argument(function, "call");
+  if (name == nullptr) return null_argument(function, "name");
+  return call->call.set_flag(name, v);
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* fla_version(void) { return fla::version(); }
+
+const char* fla_last_error(void) { return t_error.c_str(); }
+
+fla_code fla_context_create(const fla_context_options* options, fla_context** out) {
+  return guarded([&]() -> fla::Status {
+    if (out == nullptr) return null_argument("fla_context_create", "out");
+    *out = nullptr;
+    fla::ContextOptions o;
+    if (options != nullptr) {
+      if (options->size < sizeof(fla_context_options))
+        return {fla::Code::InvalidArgument, "fla_context_create: options.size: expected at least " +
+                                                std::to_string(sizeof(fla_context_options)) + ", got " +
+                                                std::to_string(options->size)};
+      o.threads = options->threads;
+      if (options->affinity != nullptr)
+        o.affinity.assign(options->affinity, options->affinity + options->affinity_count);
+      if (options->backend != nullptr) o.backend = options->backend;
+      if (options->log != nullptr)
+        o.log = [fn = options->log, user = options->log_user](const fla::LogRecord& r) {
+          fn(user, r.level == fla::LogLevel::Warning ? 1 : 0, std::string(r.function).c_str(),
+             std::string(r.backend).c_str(), std::string(r.message).c_str());
+        };
+    }
+    *out = new fla_context(std::move(o));
+    return {};
+  });
+}
+
+void fla_context_destroy(fla_context* ctx) { delete ctx; }
+
+fla_code fla_call_create(fla_context* ctx, const char* function, fla_call** out) {
+  return guarded([&]() -> fla::Status {
+    if (out == nullptr) return null_argument("fla_call_create", "out");
+    *out = nullptr;
+    if (ctx == nullptr) return null_argument("fla_call_create", "ctx");
+    if (function == nullptr) return null_argument("fla_call_create", "function");
+    auto made = fla::DynamicCall::make(ctx->ctx.registry(), function);
+    if (!made) return made.status();
+    *out = new fla_call{&ctx->ctx, std::move(*made), {}};
+    return {};
+  });
+}
+
+void fla_call_destroy(fla_call* call) { delete call; }
+
+fla_code fla_call_set_tensor(fla_call* call, const char* name, const DLTensor* tensor) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_set_tensor", "call");
+    if (name == nullptr) return null_argument("fla_call_set_tensor", "name");
+    if (tensor == nullptr) return null_argument("fla_call_set_tensor", "tensor");
+    auto view = fla::from_dlpack(*tensor);
+    return view ? call->call.set(name, *view) : view.status();
+  });
+}
+
+fla_code fla_call_set_bool(fla_call* call, const char* name, int value) {
+  return guarded([&] { return set_flag("fla_call_set_bool", call, name, value != 0); });
+}
+fla_code fla_call_set_int(fla_call* call, const char* name, int64_t value) {
+  return guarded([&] { return set_flag("fla_call_set_int", call, name, value); });
+}
+fla_code fla_call_set_double(fla_call* call, const char* name, double value) {
+  return guarded([&] { return set_flag("fla_call_set_double", call, name, value); });
+}
+
+fla_code fla_call_output_count(fla_call* call, size_t* count) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_output_count", "call");
+    if (count == nullptr) return null_argument("fla_call_output_count", "count");
+    auto list = call->call.outputs(*call->ctx);
+    if (!list) return list.status();
+    call->outputs = std::move(*list);
+    *count = call->outputs.size();
+    return {};
+  });
+}
+
+fla_code fla_call_output(fla_call* call, size_t index, fla_output* out) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_output", "call");
+    if (out == nullptr) return null_argument("fla_call_output", "out");
+    if (index >= call->outputs.size())
+      return {fla::Code::InvalidArgument, "fla_call_output: index: expected less than " +
+                                              std::to_string(call->outputs.size()) +
+                                              " (as fla_call_output_count said), got " + std::to_string(index)};
+    const fla::DynamicCall::Output& o = call->outputs[index];
+    fla::TensorView probe;
+    probe.dtype = o.dtype;
+    probe.ndim = 0;
+    out->name = o.name.c_str();
+    out->dtype = fla::to_dlpack(probe).dtype;
+    out->ndim = static_cast<int>(o.shape.size());
+    out->shape = o.shape.data();
+    return {};
+  });
+}
+
+fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tensor) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_bind", "call");
+    if (output == nullptr) return null_argument("fla_call_bind", "output");
+    if (tensor == nullptr) return null_argument("fla_call_bind", "tensor");
+    auto view = fla::from_dlpack(*tensor);
+    return view ? call->call.bind(output, *view) : view.status();
+  });
+}
+
+fla_code fla_call_workspace(fla_call* call, size_t* bytes) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_workspace", "call");
+    if (bytes == nullptr) return null_argument("fla_call_workspace", "bytes");
+    auto need = call->call.workspace_bytes(*call->ctx);
+    if (need) *bytes = *need;
+    return need.status();
+  });
+}
+
+fla_code fla_call_run(fla_call* call, void* workspace, size_t workspace_bytes) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_run", "call");
+    fla::Status s = workspace == nullptr
+                        ? call->call.run(*call->ctx)
+                        : call->call.run(*call->ctx, {static_cast<std::byte*>(workspace), workspace_bytes});
+    if (s) call->backend = fla::last_route().backend;
+    return s;
+  });
+}
+
+const char* fla_call_backend(const fla_call* call) { return call != nullptr ? call->backend : ""; }
+
+}  // extern "C"

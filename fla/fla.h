@@ -1,0 +1,95 @@
+/* fla.cpp, the C interface: calls by name on DLPack tensors. No exception crosses it, nothing is printed.
+ *
+ *   fla_context* ctx;  fla_context_create(NULL, &ctx);
+ *   fla_call* call;    fla_call_create(ctx, "chunk_gla", &call);
+ *   fla_call_set_tensor(call, "q", &q); ...            inputs by argument name
+ *   fla_call_set_double(call, "scale", 0.125);         flags by name
+ *   fla_call_bind(call, "out.o", &o);                  outputs by name
+ *   if (fla_call_run(call, NULL, 0) != FLA_OK) puts(fla_last_error());
+ *
+ * Names are those of `fla ops --signature`. A backward ("chunk_gla_backward") takes the forward's inputs and
+ * "grad_out.o", "grad_out.final_state", ..., and gives "grad.q", "grad.k", ... A call may be run again after its
+ * tensors' contents changed; set and bind replace what was there. Tensors are views: their memory must outlive the
+ * runs.
+ */
+#ifndef FLA_FLA_H_
+#define FLA_FLA_H_
+
+#include <dlpack/dlpack.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(_WIN32)
+#define FLA_C_API
+#else
+#define FLA_C_API __attribute__((visibility("default")))
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum fla_code {
+  FLA_OK = 0,
+  FLA_INVALID_ARGUMENT = 1, /* the operator's contract forbids the call */
+  FLA_UNSUPPORTED = 2,      /* legal, but no backend took it */
+  FLA_OUT_OF_MEMORY = 3,    /* an allocation failed, or the given workspace is too small */
+  FLA_DEVICE_ERROR = 4,
+  FLA_INTERNAL = 5 /* a defect of the library */
+} fla_code;
+
+typedef struct fla_context fla_context;
+typedef struct fla_call fla_call;
+
+/* level: 0 information, 1 warning. Strings live during the call only. */
+typedef void (*fla_log_fn)(void* user, int level, const char* function, const char* backend, const char* message);
+
+/* Set size = sizeof(fla_context_options); zero everything else for the defaults. */
+typedef struct fla_context_options {
+  size_t size;
+  int threads;         /* 0: one per processor this process may run on */
+  const int* affinity; /* processors to pin workers to, or NULL */
+  size_t affinity_count;
+  const char* backend; /* only this backend may serve calls; NULL: dispatch decides */
+  fla_log_fn log;      /* NULL: silent */
+  void* log_user;
+} fla_context_options;
+
+FLA_C_API const char* fla_version(void);
+/* What went wrong in this thread's last call that did not return FLA_OK. Never NULL. */
+FLA_C_API const char* fla_last_error(void);
+
+FLA_C_API fla_code fla_context_create(const fla_context_options* options, fla_context** out);
+FLA_C_API void fla_context_destroy(fla_context* ctx);
+
+/* The context must outlive the call object. One call object is for one thread at a time. */
+FLA_C_API fla_code fla_call_create(fla_context* ctx, const char* function, fla_call** out);
+FLA_C_API void fla_call_destroy(fla_call* call);
+
+FLA_C_API fla_code fla_call_set_tensor(fla_call* call, const char* name, const DLTensor* tensor);
+FLA_C_API fla_code fla_call_set_bool(fla_call* call, const char* name, int value);
+FLA_C_API fla_code fla_call_set_int(fla_call* call, const char* name, int64_t value);
+FLA_C_API fla_code fla_call_set_double(fla_call* call, const char* name, double value);
+
+/* What the call produces, given what was set: name and shape live until the next fla_call_output_count. */
+typedef struct fla_output {
+  const char* name;
+  DLDataType dtype;
+  int ndim;
+  const int64_t* shape;
+} fla_output;
+FLA_C_API fla_code fla_call_output_count(fla_call* call, size_t* count);
+FLA_C_API fla_code fla_call_output(fla_call* call, size_t index, fla_output* out);
+FLA_C_API fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tensor);
+
+FLA_C_API fla_code fla_call_workspace(fla_call* call, size_t* bytes);
+/* workspace NULL: the library allocates what it needs and frees it again. */
+FLA_C_API fla_code fla_call_run(fla_call* call, void* workspace, size_t workspace_bytes);
+/* The backend that served this call object's last successful run ("cpu"), or "". */
+FLA_C_API const char* fla_call_backend(const fla_call* call);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* FLA_FLA_H_ */

@@ -1,0 +1,202 @@
+// Small register-blocked matrix products on fp32 tiles that stay in cache. Per-target code.
+//
+// Every output element is one chain of fused multiply-adds over the reduction index in increasing order, started from
+// its initial value, whatever tile it falls into: its bits do not depend on how many rows or columns are asked for.
+#if defined(FLA_KERNELS_CPU_GEMM_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FLA_KERNELS_CPU_GEMM_INL_H_
+#undef FLA_KERNELS_CPU_GEMM_INL_H_
+#else
+#define FLA_KERNELS_CPU_GEMM_INL_H_
+#endif
+
+#include <algorithm>
+#include <cstdint>
+
+#include "fla/kernels/cpu/rows.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace fla::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// Register tile: rows x vectors. 16 accumulators where there are 32 registers; AVX2 has 16, of which 12 accumulate.
+#if HWY_TARGET == HWY_AVX2
+constexpr int kMR = 6, kNV = 2;
+#elif HWY_TARGET <= HWY_AVX3
+constexpr int kMR = 8, kNV = 2;
+#else
+constexpr int kMR = 4, kNV = 4;
+#endif
+
+// One product a . b of depth p. A is given by rows, A(i, p) = a[i * lda + p], or, where the caller says kTransA, by
+// columns, A(i, p) = a[p * lda + i]. B(p, j) = b[p * ldb + j].
+struct Operand {
+  const float* a = nullptr;
+  std::int64_t lda = 0;
+  const float* b = nullptr;
+  std::int64_t ldb = 0;
+  std::int64_t depth = 0;
+};
+
+// What the sum starts from: nothing, c, or row_scale[i] * c(i, :).
+struct Start {
+  const float* c = nullptr;
+  std::int64_t ldc = 0;
+  const float* row_scale = nullptr;
+};
+
+// Which part of the second product's square A counts. Lower: p <= i, what lies above is not read. Upper: p >= i, what
+// lies below within a register tile is read and must be zero.
+enum class Tri { None, Lower, Upper };
+
+template <bool kTransA, int MR, int NV, class D, class V>
+HWY_INLINE void accumulate(D d, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
+                           std::int64_t ldb, std::int64_t depth, V (&acc)[MR][NV]) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t p = 0; p < depth; ++p) {
+    V bv[NV];
+#pragma GCC unroll 8
+    for (int j = 0; j < NV; ++j) bv[j] = hn::LoadU(d, b + p * ldb + j * lanes);
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) {
+      const V av = hn::Set(d, kTransA ? a[p * lda + i] : a[i * lda + p]);
+#pragma GCC unroll 8
+      for (int j = 0; j < NV; ++j) acc[i][j] = hn::MulAdd(av, bv[j], acc[i][j]);
+    }
+  }
+}
+
+// last: how many lanes of the last vector are stored.
+template <bool kTransA, int MR, int NV>
+HWY_NOINLINE void gemm_tile(const Operand& x, const Operand& y, bool triangle, const Start& start, float* c,
+                            std::int64_t ldc, std::int64_t last) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V acc[MR][NV];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < NV; ++j) acc[i][j] = hn::Zero(d);
+  }
+  if (start.c != nullptr) {
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+      for (int j = 0; j < NV; ++j) acc[i][j] = hn::LoadU(d, start.c + i * start.ldc + j * lanes);
+    }
+    if (start.row_scale != nullptr) {
+#pragma GCC unroll 8
+      for (int i = 0; i < MR; ++i) {
+        const V s = hn::Set(d, start.row_scale[i]);
+#pragma GCC unroll 8
+        for (int j = 0; j < NV; ++j) acc[i][j] = hn::Mul(s, acc[i][j]);
+      }
+    }
+  }
+  accumulate<kTransA, MR, NV>(d, x.a, x.lda, x.b, x.ldb, x.depth, acc);
+  if (y.depth != 0) accumulate<kTransA, MR, NV>(d, y.a, y.lda, y.b, y.ldb, y.depth, acc);
+  if (triangle) {
+#pragma GCC unroll 8
+    for (int p = 0; p < MR; ++p) {
+      V bv[NV];
+#pragma GCC unroll 8
+      for (int j = 0; j < NV; ++j) bv[j] = hn::LoadU(d, y.b + (y.depth + p) * y.ldb + j * lanes);
+#pragma GCC unroll 8
+      for (int i = p; i < MR; ++i) {
+        const V av = hn::Set(d, kTransA ? y.a[(y.depth + p) * y.lda + i] : y.a[i * y.lda + y.depth + p]);
+#pragma GCC unroll 8
+        for (int j = 0; j < NV; ++j) acc[i][j] = hn::MulAdd(av, bv[j], acc[i][j]);
+      }
+    }
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j + 1 < NV; ++j) hn::StoreU(acc[i][j], d, c + i * ldc + j * lanes);
+  }
+  if (last == lanes) {
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) hn::StoreU(acc[i][NV - 1], d, c + i * ldc + (NV - 1) * lanes);
+  } else {
+    const auto m = hn::FirstN(d, static_cast<std::size_t>(last));
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) hn::BlendedStore(acc[i][NV - 1], m, d, c + i * ldc + (NV - 1) * lanes);
+  }
+}
+
+template <bool kTransA, int NV>
+HWY_INLINE int gemm_rows(std::int64_t rows, const Operand& x, const Operand& y, bool triangle, const Start& start,
+                         float* c, std::int64_t ldc, std::int64_t last) {
+  if (rows >= kMR) {
+    gemm_tile<kTransA, kMR, NV>(x, y, triangle, start, c, ldc, last);
+    return kMR;
+  }
+  if (kMR > 4 && rows >= 4) {
+    gemm_tile<kTransA, 4, NV>(x, y, triangle, start, c, ldc, last);
+    return 4;
+  }
+  if (rows >= 2) {
+    gemm_tile<kTransA, 2, NV>(x, y, triangle, start, c, ldc, last);
+    return 2;
+  }
+  gemm_tile<kTransA, 1, NV>(x, y, triangle, start, c, ldc, last);
+  return 1;
+}
+
+// c[M, N] = start + x.a x.b + tri(y.a) y.b. Loads of b and start run up to the next multiple of the vector width past N
+// (tiles are padded so); stores do not.
+// With diagonal >= 0 only the elements with column <= diagonal + row are wanted: tiles wholly above are skipped.
+// `ahead` is served once per register tile.
+template <bool kTransA>
+HWY_NOINLINE void gemm(std::int64_t M, std::int64_t N, const Operand& x, const Operand& y, Tri tri, const Start& start,
+                       float* c, std::int64_t ldc, std::int64_t diagonal = -1, Prefetcher* ahead = nullptr) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t j = 0; j < N;) {
+    const bool wide = N - j > (kNV - 1) * lanes;
+    const std::int64_t width = wide ? kNV * lanes : lanes;
+    const std::int64_t last = std::min(lanes, N - j - (width - lanes));
+    for (std::int64_t i = 0; i < M;) {
+      if (ahead != nullptr) ahead->issue();
+      const std::int64_t rows_left = M - i;
+      const std::int64_t mr = rows_left >= kMR ? kMR : rows_left >= 4 && kMR > 4 ? 4 : rows_left >= 2 ? 2 : 1;
+      bool narrow = false;
+      if (diagonal >= 0) {
+        if (j > diagonal + i + mr - 1) {
+          i += mr;
+          continue;
+        }
+        narrow = wide && j + lanes > diagonal + i + mr - 1;
+      }
+      Operand xi = x, yi = y;
+      xi.a += kTransA ? i : i * x.lda;
+      xi.b += j;
+      if (tri != Tri::None || y.depth != 0) {
+        yi.a += kTransA ? i : i * y.lda;
+        yi.b += j;
+        if (tri == Tri::Lower) yi.depth = i;
+        if (tri == Tri::Upper) {
+          yi.a += kTransA ? i * y.lda : i;
+          yi.b += i * y.ldb;
+          yi.depth = y.depth - i;
+        }
+      }
+      Start si = start;
+      if (si.c != nullptr) si.c += i * start.ldc + j;
+      if (si.row_scale != nullptr) si.row_scale += i;
+      float* ci = c + i * ldc + j;
+      const bool triangle = tri == Tri::Lower;
+      if (wide && !narrow) {
+        i += gemm_rows<kTransA, kNV>(rows_left, xi, yi, triangle, si, ci, ldc, last);
+      } else {
+        i += gemm_rows<kTransA, 1>(rows_left, xi, yi, triangle, si, ci, ldc, wide ? lanes : last);
+      }
+    }
+    j += width;
+  }
+}
+
+}  // namespace fla::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif

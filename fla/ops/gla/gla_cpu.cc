@@ -1,0 +1,13 @@
+#include "fla/ops/common/diag_kernels.h"
+#include "fla/ops/gla/gla_problem.h"
+
+namespace fla {
+
+void register_gla_cpu(Registry& r) {
+  r.add_backend("gla", cpu_backend());
+  register_diag_cpu(r, kChunkGla, kChunkGlaBackward, DiagForm::Chunk);
+  register_diag_cpu(r, kFusedChunkGla, kFusedChunkGlaBackward, DiagForm::Chunk);
+  register_diag_cpu(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward, DiagForm::Step);
+}
+
+}  // namespace fla

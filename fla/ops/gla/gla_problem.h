@@ -1,0 +1,28 @@
+// What gla asks of the diagonal-decay engine.
+#pragma once
+
+#include "fla/ops/common/diag.h"
+#include "fla/ops/gla/gla.h"
+
+namespace fla {
+
+inline DiagProblem to_problem(const GlaArgs& a) {
+  DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+  p.gk = a.g;
+  p.gv = a.gv;
+  p.reverse = a.reverse;
+  p.h0 = a.state_v_first ? swap_state_axes(a.initial_state) : a.initial_state;
+  p.ht = a.state_v_first ? swap_state_axes(a.final_state) : a.final_state;
+  p.o = a.o;
+  return p;
+}
+
+inline DiagProblem to_problem(const GlaBackwardArgs& a) {
+  DiagProblem p = to_problem(static_cast<const GlaArgs&>(a));
+  set_gradients(p, a, a.state_v_first);
+  p.dgk = a.dg;
+  p.dgv = a.dgv;
+  return p;
+}
+
+}  // namespace fla

@@ -1,0 +1,12 @@
+#include "fla/ops/common/diag_kernels.h"
+#include "fla/ops/lightning_attn/lightning_attn_problem.h"
+
+namespace fla {
+
+void register_lightning_attn_cpu(Registry& r) {
+  r.add_backend("lightning_attn", cpu_backend());
+  register_diag_cpu(r, kChunkLightningAttn, kChunkLightningAttnBackward, DiagForm::Chunk);
+  register_diag_cpu(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward, DiagForm::Step);
+}
+
+}  // namespace fla

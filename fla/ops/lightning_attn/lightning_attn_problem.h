@@ -1,0 +1,28 @@
+// What lightning_attn asks of the diagonal-decay engine: simple_gla with a constant gate per head and layer.
+#pragma once
+
+#include "fla/ops/common/diag.h"
+#include "fla/ops/lightning_attn/lightning_attn.h"
+
+namespace fla {
+
+inline DiagProblem to_problem(const LightningAttnArgs& a) {
+  DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+  p.head.kind = HeadDecay::Kind::Lightning;
+  p.head.slope = -(8.0 / static_cast<double>(p.H)) *
+                 (1.0 - static_cast<double>(*a.layer_idx) / static_cast<double>(*a.num_layers));
+  p.reverse = a.reverse;
+  p.h0 = a.initial_state;
+  p.ht = a.final_state;
+  p.o = a.o;
+  p.chunk = chunk_limit(a.chunk_size);
+  return p;
+}
+
+inline DiagProblem to_problem(const LightningAttnBackwardArgs& a) {
+  DiagProblem p = to_problem(static_cast<const LightningAttnArgs&>(a));
+  set_gradients(p, a, false);
+  return p;
+}
+
+}  // namespace fla

@@ -1,0 +1,11 @@
+#include "fla/ops/common/diag_kernels.h"
+#include "fla/ops/lightning_attn/lightning_attn_problem.h"
+
+namespace fla {
+
+void register_lightning_attn_ref(Registry& r) {
+  register_diag_reference(r, kChunkLightningAttn, kChunkLightningAttnBackward);
+  register_diag_reference(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward);
+}
+
+}  // namespace fla

@@ -1,0 +1,14 @@
+#include "fla/ops/common/diag_kernels.h"
+#include "fla/ops/retention/retention_problem.h"
+
+namespace fla {
+
+void register_retention_cpu(Registry& r) {
+  r.add_backend("retention", cpu_backend());
+  register_diag_cpu(r, kChunkRetention, kChunkRetentionBackward, DiagForm::Chunk);
+  register_diag_cpu(r, kFusedChunkRetention, kFusedChunkRetentionBackward, DiagForm::Chunk);
+  register_diag_cpu(r, kFusedRecurrentRetention, kFusedRecurrentRetentionBackward, DiagForm::Step);
+  register_diag_cpu(r, kParallelRetention, kParallelRetentionBackward, DiagForm::Chunk);
+}
+
+}  // namespace fla

@@ -1,0 +1,13 @@
+#include "fla/ops/common/diag_kernels.h"
+#include "fla/ops/retention/retention_problem.h"
+
+namespace fla {
+
+void register_retention_ref(Registry& r) {
+  register_diag_reference(r, kChunkRetention, kChunkRetentionBackward);
+  register_diag_reference(r, kFusedChunkRetention, kFusedChunkRetentionBackward);
+  register_diag_reference(r, kFusedRecurrentRetention, kFusedRecurrentRetentionBackward);
+  register_diag_reference(r, kParallelRetention, kParallelRetentionBackward);
+}
+
+}  // namespace fla

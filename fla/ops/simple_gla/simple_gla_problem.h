@@ -1,0 +1,32 @@
+// What simple_gla asks of the diagonal-decay engine.
+#pragma once
+
+#include "fla/ops/common/diag.h"
+#include "fla/ops/simple_gla/simple_gla.h"
+
+namespace fla {
+
+inline DiagProblem to_problem(const SimpleGlaArgs& a) {
+  DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+  p.g = a.g;
+  if (a.g_gamma) {
+    p.head.kind = HeadDecay::Kind::Tensor;
+    p.head.gamma = a.g_gamma;
+  }
+  p.reverse = a.reverse;
+  p.h0 = a.state_v_first ? swap_state_axes(a.initial_state) : a.initial_state;
+  p.ht = a.state_v_first ? swap_state_axes(a.final_state) : a.final_state;
+  p.o = a.o;
+  p.attn = a.attn;
+  p.chunk = chunk_limit(a.chunk_size);
+  return p;
+}
+
+inline DiagProblem to_problem(const SimpleGlaBackwardArgs& a) {
+  DiagProblem p = to_problem(static_cast<const SimpleGlaArgs&>(a));
+  set_gradients(p, a, a.state_v_first);
+  p.dg = a.dg;
+  return p;
+}
+
+}  // namespace fla

@@ -1,0 +1,75 @@
+// Calls by name, on named tensors: what the program, the gate, the C ABI and bindings use. The typed functions and this
+// end in the same run_call.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "fla/registry/registry.h"
+
+namespace fla {
+
+// Names are those of recorded cases. Inputs: argument names ("q", "initial_state", "initial_state.1"). A backward's
+// upstream gradients: "grad_out.o". What comes out: "out.o", "out.final_state.0", "grad.q".
+class FLA_API DynamicCall {
+ public:
+  // Unknown names get the nearest known ones.
+  static Result<DynamicCall> make(const Registry& registry, std::string_view function);
+
+  const FunctionSpec& spec() const { return entry_->spec; }
+  const Registry::Entry& entry() const { return *entry_; }
+
+  Status set(std::string_view name, const TensorView& t);
+  // Flags by name, replacing an earlier value; integers are taken for float flags. Retired names are accepted and
+  // reported by `warnings`.
+  Status set_flag(std::string_view name, FlagValue v);
+  // From text, as the command line gives it: "true", "32", "0.5".
+  Status set_flag_text(std::string_view name, std::string_view text);
+  const std::vector<std::string>& warnings() const { return warnings_; }
+
+  // The tensors this call produces given what was set: those always produced and those its flags ask for. Of a
+  // backward: gradients of all differentiable inputs that are present. Checks the call first.
+  struct Output {
+    std::string name;  // "out.o", "grad.q"
+    DType dtype;
+    std::vector<std::int64_t> shape;
+  };
+  Result<std::vector<Output>> outputs(const Context& ctx);
+  // Binds memory to one of outputs(); an output left unbound is not computed.
+  Status bind(std::string_view output_name, const TensorView& t);
+
+  Result<Route> explain(const Context& ctx) const { return explain_call(ctx, *entry_, args_.get()); }
+  Result<std::size_t> workspace_bytes(const Context& ctx) const { return workspace_call(ctx, *entry_, args_.get()); }
+  Status run(const Context& ctx) const { return run_call(ctx, *entry_, args_.get()); }
+  Status run(const Context& ctx, std::span<std::byte> workspace) const {
+    return run_call(ctx, *entry_, args_.get(), workspace);
+  }
+
+  // The backward of this function with the same inputs and flags set; Unsupported when it has none.
+  Result<DynamicCall> backward(const Registry& registry) const;
+
+  const void* args() const { return args_.get(); }
+  void* args() { return args_.get(); }
+  bool flag_on(std::string_view name) const;  // an output flag or bool flag that is set to true
+
+ private:
+  const Registry::Entry* entry_ = nullptr;
+  std::shared_ptr<void> args_;
+  std::vector<std::pair<std::string, TensorView>> inputs_;
+  struct SetFlag {
+    std::string flag, given_as;  // they differ when a retired name was used
+    FlagValue value;
+  };
+  std::vector<SetFlag> flags_;
+  std::vector<std::string> warnings_;
+  bool paired_input_ = false;
+
+  std::string output_name(const ArgSpec& a) const;
+
+ public:
+  DynamicCall() = default;  // empty; made useful by make()
+};
+
+}  // namespace fla

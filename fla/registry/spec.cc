@@ -1,0 +1,246 @@
+#include "fla/registry/spec.h"
+
+#include <cmath>
+#include <cstdio>
+
+namespace fla {
+
+std::string to_string(const FlagValue& v) {
+  if (const auto* b = std::get_if<bool>(&v)) return *b ? "true" : "false";
+  if (const auto* i = std::get_if<std::int64_t>(&v)) return std::to_string(*i);
+  if (const auto* d = std::get_if<double>(&v)) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%.9g", *d);
+    return text;
+  }
+  return "none";
+}
+
+const ArgSpec* FunctionSpec::find_arg(std::string_view n) const {
+  for (const auto& a : args)
+    if (a.name == n) return &a;
+  return nullptr;
+}
+
+const FlagSpec* FunctionSpec::find_flag(std::string_view n) const {
+  for (const auto& f : flags)
+    if (f.name == n) return &f;
+  return nullptr;
+}
+
+double FunctionSpec::tolerance_of(std::string_view tensor) const {
+  auto it = tolerance.find(std::string(tensor));
+  if (it == tolerance.end()) it = tolerance.find("");
+  return it == tolerance.end() ? 0.005 : it->second;
+}
+
+const std::string& FunctionSpec::dim_symbol(const ArgSpec& a, std::size_t axis, const void* call) const {
+  if (!a.swapped_by.empty() && axis + 2 >= a.dims.size()) {
+    const FlagSpec* f = find_flag(a.swapped_by);
+    if (f != nullptr && std::get<bool>(f->value(call))) return a.dims[2 * a.dims.size() - 3 - axis];
+  }
+  return a.dims[axis];
+}
+
+namespace {
+
+struct Checker {
+  const FunctionSpec& spec;
+  const void* args;
+  Dims& dims;
+  Device& device;
+  const ArgSpec* wide = nullptr;  // the argument that fixed the wide type
+  DType wide_type = DType::F32;
+  const ArgSpec* first = nullptr;
+
+  Status bad(const std::string& arg, const std::string& text) const {
+    return {Code::InvalidArgument, spec.name + ": " + arg + ": " + text};
+  }
+
+  // The accessors are written for mutable args (tools fill outputs through them); checks only read.
+  const TensorView& view(const ArgSpec& a) const { return a.get(const_cast<void*>(args)); }
+
+  std::string expected_shape(const ArgSpec& a, const TensorView& t) const {
+    std::string symbols, numbers;
+    for (std::size_t i = 0; i < a.dims.size(); ++i) {
+      const std::string& symbol = spec.dim_symbol(a, i, args);
+      const std::int64_t want = symbol_value(symbol);
+      symbols += (i != 0 ? "," : "") + symbol;
+      numbers += (i != 0 ? "," : "") + (want >= 0 ? std::to_string(want) : symbol);
+    }
+    return "expected shape [" + numbers + "] ([" + symbols + "]" +
+           (first != nullptr && first != &a ? ", sizes as in " + first->name : std::string()) + "), got " +
+           shape_string(t.dims());
+  }
+
+  std::int64_t symbol_value(const std::string& s) const {
+    if (s == "1") return 1;
+    if (s == "N+1") return dims.has("N") ? dims["N"] + 1 : -1;
+    return dims[s];
+  }
+
+  Status memory(const ArgSpec& a, const TensorView& t) const {
+    std::int64_t bytes = static_cast<std::int64_t>(size_of(t.dtype));
+    std::int64_t lo = 0, hi = 0;
+    for (int i = 0; i < t.ndim; ++i) {
+      const std::int64_t n = t.dim(i), s = t.stride[static_cast<std::size_t>(i)];
+      if (n < 0) return bad(a.name, "negative size in " + shape_string(t.dims()));
+      std::int64_t reach = 0;
+      if (__builtin_mul_overflow(bytes, n > 0 ? n : 1, &bytes) ||
+          __builtin_mul_overflow(n > 0 ? n - 1 : 0, s, &reach) ||
+          __builtin_mul_overflow(reach, std::int64_t{8}, &reach) ||
+          __builtin_add_overflow(reach > 0 ? hi : lo, reach, reach > 0 ? &hi : &lo))
+        return bad(a.name, "size or stride overflows 64 bits: shape " + shape_string(t.dims()) + ", strides " +
+                               shape_string({t.stride.data(), static_cast<std::size_t>(t.ndim)}));
+      const bool written = a.role == Role::Output || a.role == Role::Gradient;
+      if (written && n > 1 && s == 0)
+        return bad(a.name, "an output's axis " + std::to_string(i) + " has stride 0: its elements would overlap");
+    }
+    if (t.data == nullptr && t.numel() > 0) return bad(a.name, "data pointer is null, shape " + shape_string(t.dims()));
+    return {};
+  }
+
+  Status type(const ArgSpec& a, const TensorView& t) {
+    const auto want = [&](const std::string& text) {
+      return bad(a.name, "expected dtype " + text + ", got " + name_of(t.dtype));
+    };
+    switch (a.types) {
+      case Types::Index:
+        if (is_float(t.dtype)) return want("I32 or I64");
+        return {};
+      case Types::Float:
+        if (!is_float(t.dtype)) return want("F32, F16, BF16 or F64");
+        return {};
+      case Types::Wide:
+        if (!is_float(t.dtype)) return want("F32, F16, BF16 or F64");
+        if (wide == nullptr) {
+          wide = &a;
+          wide_type = t.dtype;
+        } else if (t.dtype != wide_type) {
+          return want(std::string(name_of(wide_type)) + " (as " + wide->name + ")");
+        }
+        return {};
+      case Types::Acc: {
+        const DType acc = wide_type == DType::F64 ? DType::F64 : DType::F32;
+        if (t.dtype != acc) return want(name_of(acc));
+        return {};
+      }
+      case Types::Like: {
+        const ArgSpec* other = spec.find_arg(a.like);
+        if (other == nullptr || !view(*other)) return bad(a.name, "needs " + a.like + ", which was not given");
+        if (t.dtype != view(*other).dtype)
+          return want(std::string(name_of(view(*other).dtype)) + " (as " + a.like + ")");
+        return {};
+      }
+    }
+    return {};
+  }
+
+  Status shape(const ArgSpec& a, const TensorView& t) {
+    if (t.ndim != static_cast<int>(a.dims.size())) return bad(a.name, expected_shape(a, t));
+    for (int i = 0; i < t.ndim; ++i) {
+      const std::string& s = spec.dim_symbol(a, static_cast<std::size_t>(i), args);
+      if (s == "N" && !dims.has("N") && dims.has("B")) dims.set("N", dims["B"]);
+      const std::int64_t want = symbol_value(s);
+      if (want >= 0 ? want != t.dim(i) : s == "N+1") return bad(a.name, expected_shape(a, t));
+      if (want < 0) {
+        dims.set(s, t.dim(i));
+        const auto most = spec.max_dim.find(s);
+        if (most != spec.max_dim.end() && (t.dim(i) < 1 || (most->second > 0 && t.dim(i) > most->second)))
+          return bad(a.name, "width " + s + " must be " +
+                                 (most->second > 0 ? "1 to " + std::to_string(most->second) : "at least 1") +
+                                 " in this function, got " + std::to_string(t.dim(i)));
+        if (s != "B" && s != "T" && s != "N" && t.dim(i) < 1)
+          return bad(a.name, "size " + s + " must be at least 1, got " + shape_string(t.dims()));
+      }
+    }
+    return {};
+  }
+
+  Status boundaries(const ArgSpec& a, const TensorView& t) const {
+    const auto at = [&](std::int64_t i) -> std::int64_t {
+      return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(t.at(i))
+                                   : *reinterpret_cast<const std::int64_t*>(t.at(i));
+    };
+    if (at(0) != 0) return bad(a.name, "must start at 0, starts at " + std::to_string(at(0)));
+    for (std::int64_t i = 1; i < t.dim(0); ++i)
+      if (at(i) < at(i - 1))
+        return bad(a.name, "must not decrease, but entry " + std::to_string(i) + " is " + std::to_string(at(i)) +
+                               " after " + std::to_string(at(i - 1)));
+    const std::int64_t last = at(t.dim(0) - 1);
+    if (last != dims["T"])
+      return bad(a.name, "must end at T = " + std::to_string(dims["T"]) + ", ends at " + std::to_string(last));
+    return {};
+  }
+
+  Status run() {
+    for (const auto& refuse : spec.not_offered_checks)
+      if (Status s = refuse(args); !s) return s;
+
+    const ArgSpec* cu = spec.find_arg("cu_seqlens");
+    const TensorView* packed = cu != nullptr && view(*cu) ? &view(*cu) : nullptr;
+    if (packed != nullptr) {
+      if (packed->ndim != 1 || packed->dim(0) < 2)
+        return bad("cu_seqlens", "expected shape [N+1] with N >= 1, got " + shape_string(packed->dims()));
+      dims.set("N", packed->dim(0) - 1);
+    }
+    for (const auto& a : spec.args) {
+      const TensorView& t = view(a);
+      if (!t) {
+        if (a.required) return bad(a.name, "required, but not given");
+        continue;
+      }
+      if (Status s = type(a, t); !s) return s;
+      if (Status s = shape(a, t); !s) return s;
+      if (Status s = memory(a, t); !s) return s;
+      if (first == nullptr) {
+        first = &a;
+        device = t.device;
+      } else if (!(t.device == device) && a.name != "cu_seqlens_cpu") {
+        const auto text = [](Device d) {
+          return d.type == DeviceType::Cpu ? std::string("cpu") : "cuda:" + std::to_string(d.index);
+        };
+        return bad(a.name, "expected on " + text(device) + " (as " + first->name + "), got " + text(t.device));
+      }
+    }
+    if (packed != nullptr) {
+      if (dims["B"] != 1) return bad("cu_seqlens", "packed sequences need B = 1, got B = " + std::to_string(dims["B"]));
+      if (packed->device.type == DeviceType::Cpu)
+        if (Status s = boundaries(*cu, *packed); !s) return s;
+    } else {
+      dims.set("N", dims["B"]);
+    }
+    if (const ArgSpec* host = spec.find_arg("cu_seqlens_cpu"); host != nullptr && view(*host)) {
+      if (packed == nullptr) return bad(host->name, "given without cu_seqlens");
+      if (view(*host).device.type != DeviceType::Cpu) return bad(host->name, "must be in host memory");
+      if (Status s = boundaries(*host, view(*host)); !s) return s;
+    }
+    for (const auto& f : spec.flags) {
+      if (!f.value) continue;
+      const FlagValue v = f.value(args);
+      if (f.required && std::holds_alternative<std::monostate>(v)) return bad(f.name, "required, but not given");
+      if (const auto* d = std::get_if<double>(&v)) {
+        if (!std::isfinite(*d)) return bad(f.name, "must be finite, got " + to_string(v));
+        if (*d < f.min || *d > f.max)
+          return bad(f.name, "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max}) +
+                                 ", got " + to_string(v));
+      } else if (const auto* i = std::get_if<std::int64_t>(&v)) {
+        if (static_cast<double>(*i) < f.min || static_cast<double>(*i) > f.max)
+          return bad(f.name, (f.max > 1e300
+                                  ? "expected at least " + to_string(FlagValue{f.min})
+                                  : "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max})) +
+                                 ", got " + to_string(v));
+        if (f.power_of_two && (*i & (*i - 1)) != 0) return bad(f.name, "expected a power of two, got " + to_string(v));
+      }
+    }
+    return spec.check ? spec.check(args, dims) : Status();
+  }
+};
+
+}  // namespace
+
+Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device) {
+  return Checker{.spec = spec, .args = args, .dims = dims, .device = device}.run();
+}
+
+}  // namespace fla

@@ -1,0 +1,407 @@
+// OpSpec: the one description of a public function. The argument checks, the program, the gate, the benchmark, the
+// recorded-case runner and the operator table in the docs all read it; nothing about an operator is written twice.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "fla/core/export.h"
+#include "fla/core/status.h"
+#include "fla/core/tensor.h"
+
+namespace fla {
+
+// How tools make an input. The benchmark uses the plain form; the gate adds the regimes of a log gate.
+struct Gen {
+  enum class Kind : std::uint8_t { Normal, AbsNormal, LogSigmoid, Sigmoid, UnitRows, NegUniform, None };
+  Kind kind = Kind::Normal;
+  double min = -1e30;  // LogSigmoid: lower clamp. NegUniform: values in [min, 0]
+  double scale = 1.0;  // factor on Normal
+  bool log_gate() const { return kind == Kind::LogSigmoid || kind == Kind::NegUniform; }
+};
+
+// Which element types an argument may have.
+enum class Types : std::uint8_t {
+  Wide,   // F32, F16, BF16, F64: the type of q (or x), shared by all wide arguments of a call
+  Float,  // any float type, independent of the others
+  Acc,    // F32; F64 in an F64 call: states that leave, per-head constants
+  Like,   // exactly the type of the argument named in `like`
+  Index,  // I32 or I64
+};
+
+enum class Role : std::uint8_t {
+  Input,
+  Output,
+  Upstream,  // gradient of an output, input of a backward
+  Gradient,  // gradient of an input, output of a backward
+};
+
+using FlagValue = std::variant<std::monostate, bool, std::int64_t, double>;
+FLA_API std::string to_string(const FlagValue& v);
+
+struct ArgSpec {
+  std::string name;  // "q"; of a gradient "dq"
+  std::string of;    // the tensor a gradient belongs to: "q", "o"
+  std::string doc;
+  Role role = Role::Input;
+  Types types = Types::Wide;
+  std::string like;               // Types::Like
+  std::vector<std::string> dims;  // "B", "T", "H", "K", "N", "N+1", "1"
+  bool required = false;
+  bool grad = false;         // an input whose gradient the backward gives
+  std::string requested_by;  // an output that a caller by name gets only with this flag; empty: always
+  std::string swapped_by;    // a bool flag that swaps the last two axes (state_v_first); empty: none
+  Gen gen;
+  std::function<TensorView&(void*)> get;
+};
+
+struct FlagSpec {
+  enum class Type : std::uint8_t { Bool, Int, Float };
+  std::string name{};
+  std::string doc{};
+  Type type = Type::Bool;
+  FlagValue def{};        // monostate: none (see doc for what stands in)
+  bool required = false;  // no default exists
+  double min = -1e308, max = 1e308;
+  bool power_of_two = false;
+  std::string retired_for{};                           // an old name of the flag named here
+  std::function<void(void*, const FlagValue&)> set{};  // empty: the flag only asks for an output
+  std::function<FlagValue(const void*)> value{};
+};
+
+// Sizes of a call, by symbol ("B" -> 2). No allocation: symbols are views of the spec's own strings or of literals.
+class Dims {
+ public:
+  std::int64_t operator[](std::string_view symbol) const {  // -1 when unknown
+    for (std::size_t i = 0; i < size_; ++i)
+      if (items_[i].first == symbol) return items_[i].second;
+    return -1;
+  }
+  bool has(std::string_view symbol) const { return (*this)[symbol] >= 0; }
+  void set(std::string_view symbol, std::int64_t value) {
+    for (std::size_t i = 0; i < size_; ++i)
+      if (items_[i].first == symbol) {
+        items_[i].second = value;
+        return;
+      }
+    if (size_ < items_.size()) items_[size_++] = {symbol, value};
+  }
+
+ private:
+  std::array<std::pair<std::string_view, std::int64_t>, 16> items_{};
+  std::size_t size_ = 0;
+};
+
+struct FLA_API FunctionSpec {
+  std::string name;       // "chunk_gla"
+  std::string operation;  // family: "gla"
+  bool root = true;       // exported at FLA's root; else by the family alone
+  bool deprecated = false;
+  std::string alias_of;  // serves the call under its own name
+  std::string doc;
+  std::string source;                    // paper
+  std::vector<ArgSpec> args;             // in signature order
+  std::vector<FlagSpec> flags;           // in signature order
+  std::vector<std::string> not_offered;  // members of the args struct that belong to sibling functions
+  std::vector<std::function<Status(const void*)>> not_offered_checks;
+  std::vector<std::pair<std::string, FlagValue>> bench_flags;  // values tools pass for flags without a default
+  std::map<std::string, std::int64_t> max_dim;                 // K, V: 256 unless the family's page allows more
+  std::map<std::string, double> tolerance;        // R on 16-bit runs by tensor name ("o", "dq"); "" is the default
+  std::string backward;                           // name of the backward function; empty: none
+  std::string forward;                            // of a backward: what it belongs to
+  bool pair_state = false;                        // initial_state and final_state may be pairs (.0, .1)
+  std::function<bool(const void*)> pair_outputs;  // whether this call names its final states .0 and .1
+  std::function<Status(const void*, const Dims&)> check;  // what the tables cannot say
+  std::function<double(const Dims&)> flops;               // useful operations, for the roofline; empty: no model
+  std::function<std::shared_ptr<void>()> make_args;
+
+  bool is_backward() const { return !forward.empty(); }
+  const ArgSpec* find_arg(std::string_view name) const;
+  const FlagSpec* find_flag(std::string_view name) const;
+  double tolerance_of(std::string_view tensor) const;
+  // The symbols of an argument's axes in this call.
+  const std::string& dim_symbol(const ArgSpec& a, std::size_t axis, const void* args) const;
+};
+
+// The contract's checks for one call, from the tables alone, then spec.check. Fills `dims`. Touches no tensor's data
+// but cu_seqlens on the host.
+FLA_API Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device);
+
+// ---- the builder -------------------------------------------------------------------------------------------------
+
+// A typed name: a kernel registered for it must take the same args struct, so a misspelt or mistyped registration does
+// not compile.
+template <typename A>
+struct FunctionId {
+  const char* name;
+};
+
+struct ArgOptions {
+  Types types = Types::Wide;
+  std::string like{};
+  Gen gen{};
+  std::string requested_by{};
+  std::string swapped_by{};
+  std::string doc{};
+};
+
+// Describes a forward function and its backward together. F: forward args; G: backward args, derived from F.
+template <typename F, typename G>
+class OpSpec {
+ public:
+  OpSpec(FunctionId<F> forward, FunctionId<G> backward, std::string operation) {
+    fwd_.name = forward.name;
+    bwd_.name = backward.name;
+    fwd_.operation = bwd_.operation = std::move(operation);
+    fwd_.backward = bwd_.name;
+    bwd_.forward = fwd_.name;
+    fwd_.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<F>()); };
+    bwd_.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<G>()); };
+    fwd_.max_dim = bwd_.max_dim = {{"K", 256}, {"V", 256}};
+  }
+
+  using View = TensorView F::*;
+  using GradView = TensorView G::*;
+
+  // A required input; grad is where the backward puts its gradient (nullptr: not differentiable).
+  OpSpec& in(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o = {}) {
+    return input(std::move(name), m, dims, grad, std::move(o), true);
+  }
+  OpSpec& opt_in(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o = {}) {
+    return input(std::move(name), m, dims, grad, std::move(o), false);
+  }
+  // An output; upstream is where the backward finds its gradient (nullptr: a constant of the backward).
+  OpSpec& out(std::string name, View m, std::string_view dims, GradView upstream, ArgOptions o = {}) {
+    fwd_.args.push_back(make(name, m, dims, Role::Output, o));
+    if (upstream != nullptr) {
+      o.requested_by.clear();
+      ArgSpec a = make("d" + name, upstream, dims, Role::Upstream, o);
+      a.of = name;
+      a.types = Types::Float;  // an upstream gradient comes in whatever type its producer used
+      pending_.push_back(std::move(a));
+    }
+    return *this;
+  }
+
+  OpSpec& flag(std::string name, bool F::*m, bool def, std::string doc) {
+    return push({.name = std::move(name),
+                 .doc = std::move(doc),
+                 .type = FlagSpec::Type::Bool,
+                 .def = def,
+                 .set = [m](void* a, const FlagValue& v) { static_cast<F*>(a)->*m = std::get<bool>(v); },
+                 .value = [m](const void* a) -> FlagValue { return static_cast<const F*>(a)->*m; }});
+  }
+  OpSpec& flag(std::string name, std::optional<bool> F::*m, bool def, std::string doc) {
+    return push(
+        {.name = std::move(name),
+         .doc = std::move(doc),
+         .type = FlagSpec::Type::Bool,
+         .def = def,
+         .set = [m](void* a, const FlagValue& v) { static_cast<F*>(a)->*m = std::get<bool>(v); },
+         .value = [m, def](const void* a) -> FlagValue { return (static_cast<const F*>(a)->*m).value_or(def); }});
+  }
+  OpSpec& flag(std::string name, std::int64_t F::*m, FlagSpec limits, std::string doc) {
+    limits.name = std::move(name);
+    limits.doc = std::move(doc);
+    limits.type = FlagSpec::Type::Int;
+    limits.set = [m](void* a, const FlagValue& v) { static_cast<F*>(a)->*m = std::get<std::int64_t>(v); };
+    limits.value = [m](const void* a) -> FlagValue { return static_cast<const F*>(a)->*m; };
+    return push(std::move(limits));
+  }
+  OpSpec& flag(std::string name, std::optional<std::int64_t> F::*m, FlagSpec limits, std::string doc) {
+    limits.name = std::move(name);
+    limits.doc = std::move(doc);
+    limits.type = FlagSpec::Type::Int;
+    limits.set = [m](void* a, const FlagValue& v) { static_cast<F*>(a)->*m = std::get<std::int64_t>(v); };
+    limits.value = [m](const void* a) -> FlagValue {
+      const auto& x = static_cast<const F*>(a)->*m;
+      return x ? FlagValue{*x} : FlagValue{};
+    };
+    return push(std::move(limits));
+  }
+  OpSpec& flag(std::string name, std::optional<double> F::*m, std::string doc) {
+    return push({.name = std::move(name),
+                 .doc = std::move(doc),
+                 .type = FlagSpec::Type::Float,
+                 .def = {},
+                 .set = [m](void* a, const FlagValue& v) { static_cast<F*>(a)->*m = std::get<double>(v); },
+                 .value = [m](const void* a) -> FlagValue {
+                   const auto& x = static_cast<const F*>(a)->*m;
+                   return x ? FlagValue{*x} : FlagValue{};
+                 }});
+  }
+  // A flag that, to callers by name, asks for an output; typed callers ask by passing the output's view.
+  OpSpec& output_flag(std::string name, std::string doc) {
+    return push({.name = std::move(name),
+                 .doc = std::move(doc),
+                 .type = FlagSpec::Type::Bool,
+                 .def = false,
+                 .set = {},
+                 .value = {}});
+  }
+  // An old name: accepted by name-based callers with a warning, refused beside the new one.
+  OpSpec& retired_flag(std::string name, std::string now) {
+    const FlagSpec* f = fwd_.find_flag(now);
+    FlagSpec old = *f;
+    old.name = std::move(name);
+    old.doc = "old name of " + now;
+    old.retired_for = std::move(now);
+    return push(std::move(old));
+  }
+  // A member of the shared args struct that this function does not have: anything but its default is refused.
+  OpSpec& without(std::string name, bool F::*m) {
+    return lacks(name, [m](const F& a) { return a.*m; });
+  }
+  OpSpec& without(std::string name, std::optional<bool> F::*m) {
+    return lacks(name, [m](const F& a) { return (a.*m).has_value(); });
+  }
+  OpSpec& without(std::string name, View m) {
+    return lacks(name, [m](const F& a) { return (a.*m).present(); });
+  }
+  OpSpec& without(std::string name, std::int64_t F::*m, std::int64_t def) {
+    return lacks(name, [m, def](const F& a) { return a.*m != def; });
+  }
+
+  OpSpec& max_dim(const std::string& symbol, std::int64_t most) {
+    fwd_.max_dim[symbol] = bwd_.max_dim[symbol] = most;
+    return *this;
+  }
+  OpSpec& check(std::function<Status(const F&, const Dims&)> fn) {
+    fwd_.check = [fn](const void* a, const Dims& d) { return fn(*static_cast<const F*>(a), d); };
+    bwd_.check = [fn](const void* a, const Dims& d) { return fn(static_cast<const F&>(*static_cast<const G*>(a)), d); };
+    return *this;
+  }
+  OpSpec& pair_state(std::function<bool(const F&)> outputs_are_pairs) {
+    fwd_.pair_state = bwd_.pair_state = true;
+    fwd_.pair_outputs = [fn = std::move(outputs_are_pairs)](const void* a) { return fn(*static_cast<const F*>(a)); };
+    return *this;
+  }
+  OpSpec& tolerance(double general, std::map<std::string, double> by_tensor = {}) {
+    by_tensor[""] = general;
+    fwd_.tolerance = bwd_.tolerance = std::move(by_tensor);
+    return *this;
+  }
+  OpSpec& flops(std::function<double(const Dims&)> forward, std::function<double(const Dims&)> backward) {
+    fwd_.flops = std::move(forward);
+    bwd_.flops = std::move(backward);
+    return *this;
+  }
+  // What the benchmark and the gate pass for a flag that has no default.
+  OpSpec& bench_flag(const std::string& name, FlagValue v) {
+    fwd_.bench_flags.emplace_back(name, v);
+    bwd_.bench_flags.emplace_back(name, v);
+    return *this;
+  }
+  OpSpec& family_export() {
+    fwd_.root = bwd_.root = false;
+    return *this;
+  }
+  OpSpec& deprecated(const std::string& alias_of) {
+    fwd_.deprecated = bwd_.deprecated = true;
+    fwd_.alias_of = alias_of;
+    return *this;
+  }
+  OpSpec& doc(std::string text, std::string source) {
+    fwd_.doc = text;
+    bwd_.doc = "Gradients of " + fwd_.name + ".";
+    fwd_.source = bwd_.source = std::move(source);
+    return *this;
+  }
+
+  FunctionSpec take_forward() {
+    order(fwd_.args);
+    return std::move(fwd_);
+  }
+  FunctionSpec take_backward() {
+    for (auto& a : pending_) bwd_.args.push_back(std::move(a));
+    for (auto& a : gradients_) bwd_.args.push_back(std::move(a));
+    pending_.clear();
+    gradients_.clear();
+    order(bwd_.args);
+    return std::move(bwd_);
+  }
+
+ private:
+  // Inputs as described, then boundaries, upstream gradients, and what comes out.
+  static void order(std::vector<ArgSpec>& args) {
+    const auto rank = [](const ArgSpec& a) {
+      return a.role != Role::Input ? 1 + static_cast<int>(a.role) : a.types == Types::Index ? 1 : 0;
+    };
+    std::stable_sort(args.begin(), args.end(), [&](const ArgSpec& a, const ArgSpec& b) { return rank(a) < rank(b); });
+  }
+  template <typename Base>
+  static ArgSpec make(const std::string& name, TensorView Base::*m, std::string_view dims, Role role,
+                      const ArgOptions& o) {
+    ArgSpec a;
+    a.name = name;
+    a.role = role;
+    a.types = o.types;
+    a.like = o.like;
+    a.gen = o.gen;
+    a.requested_by = o.requested_by;
+    a.swapped_by = o.swapped_by;
+    a.doc = o.doc;
+    for (std::size_t i = 0; i < dims.size();) {
+      const std::size_t end = std::min(dims.find(' ', i), dims.size());
+      a.dims.emplace_back(dims.substr(i, end - i));
+      i = end + 1;
+    }
+    a.get = [m](void* p) -> TensorView& { return static_cast<Base*>(p)->*m; };
+    return a;
+  }
+  OpSpec& input(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o, bool required) {
+    ArgSpec a = make(name, m, dims, Role::Input, o);
+    a.required = required;
+    a.grad = grad != nullptr;
+    fwd_.args.push_back(a);
+    // F is G's only base and comes first, but go through the conversion all the same.
+    a.get = [m](void* p) -> TensorView& { return static_cast<F&>(*static_cast<G*>(p)).*m; };
+    bwd_.args.push_back(std::move(a));
+    if (grad != nullptr) {
+      ArgSpec d = make("d" + name, grad, dims, Role::Gradient,
+                       {.types = Types::Like, .like = name, .swapped_by = o.swapped_by});
+      d.of = std::move(name);
+      gradients_.push_back(std::move(d));
+    }
+    return *this;
+  }
+  OpSpec& push(FlagSpec f) {
+    if (f.set) {
+      FlagSpec b = f;
+      b.set = [set = f.set](void* p, const FlagValue& v) { set(&static_cast<F&>(*static_cast<G*>(p)), v); };
+      b.value = [value = f.value](const void* p) { return value(&static_cast<const F&>(*static_cast<const G*>(p))); };
+      bwd_.flags.push_back(std::move(b));
+    }
+    fwd_.flags.push_back(std::move(f));
+    return *this;
+  }
+  template <typename Pred>
+  OpSpec& lacks(const std::string& name, Pred given) {
+    auto refuse = [name](const std::string& fn) {
+      return Status(Code::InvalidArgument, fn + ": " + name + ": not an argument of this function");
+    };
+    fwd_.not_offered.push_back(name);
+    fwd_.not_offered_checks.push_back([given, refuse, fn = fwd_.name](const void* a) {
+      return given(*static_cast<const F*>(a)) ? refuse(fn) : Status();
+    });
+    bwd_.not_offered_checks.push_back([given, refuse, fn = bwd_.name](const void* a) {
+      return given(static_cast<const F&>(*static_cast<const G*>(a))) ? refuse(fn) : Status();
+    });
+    return *this;
+  }
+
+  FunctionSpec fwd_, bwd_;
+  std::vector<ArgSpec> pending_, gradients_;
+};
+
+}  // namespace fla
