@@ -1,0 +1,527 @@
+#include "tools/bench_runner.h"
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "fla/core/version.h"
+#include "fla/registry/dynamic.h"
+#include "tools/bench_shapes.h"
+#include "tools/common/cases.h"
+#include "tools/common/compare.h"
+#include "tools/sizes.h"
+
+namespace fla::tools {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Entry = Registry::Entry;
+
+constexpr double kWindowMs = 300.0;  // of one row, at least
+constexpr std::size_t kLeastReps = 5;
+constexpr double kTurnMs = 20.0;  // short rows take several repetitions when it is their turn
+constexpr double kShortMs = 5.0;
+
+double since_ms(Clock::time_point t0) { return std::chrono::duration<double, std::milli>(Clock::now() - t0).count(); }
+
+double percentile(const std::vector<double>& sorted, double p) {
+  const double at = p * static_cast<double>(sorted.size() - 1);
+  const auto i = static_cast<std::size_t>(at);
+  const double next = sorted[std::min(i + 1, sorted.size() - 1)];
+  return sorted[i] + (at - static_cast<double>(i)) * (next - sorted[i]);
+}
+
+template <typename U, U kExponent>
+bool finite_bits(const TensorView& t) {
+  const U* x = t.as<U>();
+  const std::int64_t n = t.numel();
+  bool ok = true;
+  for (std::int64_t i = 0; i < n; ++i) ok &= (x[i] & kExponent) != kExponent;
+  return ok;
+}
+
+bool all_finite(const TensorView& t) {  // contiguous
+  switch (t.dtype) {
+    case DType::F32: return finite_bits<std::uint32_t, 0x7f800000U>(t);
+    case DType::F16: return finite_bits<std::uint16_t, 0x7c00U>(t);
+    case DType::BF16: return finite_bits<std::uint16_t, 0x7f80U>(t);
+    case DType::F64: return finite_bits<std::uint64_t, 0x7ff0000000000000U>(t);
+    default: return true;
+  }
+}
+
+std::size_t bytes_of(const TensorView& t) { return static_cast<std::size_t>(t.numel()) * size_of(t.dtype); }
+
+bool with_states(const FunctionSpec& spec, const Sizes& s) { return s.T == 1 && spec.find_arg("initial_state") != nullptr; }
+
+// The benchmark's call: only what the shape is about. Decoding takes a state and gives one.
+Case bench_case(const FunctionSpec& spec, const Sizes& sizes, DType dtype) {
+  Case c = check(Case::make(Registry::global(), spec.name, sizes, {.dtype = dtype, .seed = kBenchSeed}));
+  const bool states = with_states(spec, sizes);
+  if (states) c = c.with("initial_state");
+  for (const auto& f : spec.flags)
+    if (!f.set) c = c.flag(f.name, states && f.name == "output_final_state");
+  return c;
+}
+
+// One call with its outputs in place.
+struct Bound {
+  DynamicCall call;
+  std::vector<Buffer> outputs;
+  std::vector<std::string> names;
+  std::size_t workspace = 0, output_bytes = 0, input_bytes = 0;
+  double flops = 0.0;
+  Route route;
+
+  void bind(const Context& ctx, DynamicCall c, const Sizes& sizes) {
+    call = std::move(c);
+    for (const auto& x : check(call.outputs(ctx))) {
+      outputs.emplace_back(x.dtype, x.shape);
+      names.push_back(x.name);
+      output_bytes += bytes_of(outputs.back().view());
+      check(call.bind(x.name, outputs.back().view()));
+    }
+    const FunctionSpec& spec = call.spec();
+    for (const auto& a : spec.args)
+      if (a.role == Role::Input || a.role == Role::Upstream)
+        if (const TensorView& t = a.get(call.args()); t.present()) input_bytes += bytes_of(t);
+    workspace = check(call.workspace_bytes(ctx));
+    route = check(call.explain(ctx));
+    if (!spec.flops) return;
+    Dims d;
+    for (const char* symbol : {"B", "T", "H", "K", "V", "D", "N"})
+      if (*symbol == 'N' || uses(spec, symbol)) d.set(symbol, size_of_symbol(sizes, symbol));
+    flops = spec.flops(d);
+  }
+};
+
+// An operator at one shape: memory that its modes share.
+struct Prepared {
+  const FunctionSpec& spec;
+  Case c;
+  Bound forward, backward;
+  Buffer workspace;
+  bool has_backward = false;
+
+  Prepared(const Context& ctx, const FunctionSpec& s, const Sizes& sizes, DType dtype, bool want_backward)
+      : spec(s), c(bench_case(s, sizes, dtype)) {
+    if (want_backward) c = c.prepared();
+    forward.bind(ctx, check(c.call()), sizes);
+    has_backward = want_backward;
+    if (want_backward) backward.bind(ctx, check(c.backward_call()), sizes);
+    workspace = Buffer::bytes(std::max(forward.workspace, backward.workspace));
+  }
+  Status run(const Context& ctx, bool with_backward) {
+    Status s = forward.call.run(ctx, workspace.span());
+    if (s && with_backward) s = backward.call.run(ctx, workspace.span());
+    return s;
+  }
+};
+
+// The same call in small, against the reference in double precision.
+struct Agreement {
+  double err = 0.0;
+  std::string problem;
+};
+
+Sizes cut_down(Sizes s) {
+  s.H = std::min<std::int64_t>(s.H, 2);
+  s.D = std::min<std::int64_t>(s.D, 300);
+  s.B = 1;
+  if (s.cu_seqlens.empty()) {
+    s.T = std::min<std::int64_t>(s.T, 200);
+    return s;
+  }
+  std::vector<std::int64_t> cu{0};
+  for (std::size_t i = 1; i < std::min<std::size_t>(s.cu_seqlens.size(), 5); ++i)
+    cu.push_back(cu.back() + std::min<std::int64_t>(s.cu_seqlens[i] - s.cu_seqlens[i - 1], 100));
+  s.cu_seqlens = cu;
+  s.T = cu.back();
+  return s;
+}
+
+// The contract's limits on R: 1e-4 in F32; in 16 bits the page's tolerance, in BF16 with room for its rounding.
+double limit_of(const FunctionSpec& spec, const std::string& tensor, DType dtype) {
+  if (dtype == DType::F32) return 1e-4;
+  const bool gradient = tensor.starts_with("grad.");
+  const std::string name = gradient ? "d" + tensor.substr(5) : tensor.substr(4);
+  const double page = spec.tolerance_of(name);
+  return dtype == DType::BF16 ? std::max(page, gradient ? 0.01 : 0.005) : page;
+}
+
+void compare_outcomes(const FunctionSpec& spec, const Outcome& expected, const Outcome& got, DType dtype, Agreement& a) {
+  const auto problem = [&](const std::string& text) {
+    if (a.problem.empty()) a.problem = "small case against the reference: " + text;
+  };
+  if (!got.ok()) return problem(got.problem());
+  if (!expected.ok()) return problem("reference: " + expected.problem());
+  for (const auto& [name, t] : got.tensors) {
+    const double limit = limit_of(spec, name, dtype);
+    const Difference d = compare(expected[name], t.view(), {.R = limit, .zero = dtype == DType::F32 ? 1e-5 : limit});
+    if (!d.zero_reference) a.err = std::isnan(d.R) || d.R > a.err ? d.R : a.err;
+    if (!d.ok) problem(fmt::format("{}: R {:.3g}, limit {:.3g} ({})", name, d.R, d.limit, d.reason));
+  }
+}
+
+Agreement agree(const Context& ctx, const Context& reference, const FunctionSpec& spec, const Sizes& sizes, DType dtype, bool backward) {
+  Agreement a;
+  const Case c = bench_case(spec, cut_down(sizes), dtype).prepared();
+  const Case wide = c.widen(DType::F64);
+  compare_outcomes(spec, wide.run(reference), c.run(ctx), dtype, a);
+  if (backward) {
+    const FunctionSpec& b = Registry::global().find(spec.backward)->spec;
+    compare_outcomes(b, wide.run_backward(reference), c.run_backward(ctx), dtype, a);
+  }
+  return a;
+}
+
+// What a shape's tensors will take, before any of them exists; the largest one is generated in double first.
+double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, bool backward) {
+  double sum = 0.0, largest = 0.0;
+  for (const auto& a : spec.args) {
+    if (!a.required && a.gen.kind == Gen::Kind::None && a.role == Role::Input) continue;
+    if (!a.requested_by.empty()) continue;
+    double n = 1.0;
+    for (const auto& d : a.dims) n *= static_cast<double>(size_of_symbol(s, d));
+    const double bytes = n * static_cast<double>(a.types == Types::Wide ? size_of(dtype) : 4);
+    sum += backward ? 2 * bytes : bytes;
+    largest = std::max(largest, n * 8.0);
+  }
+  return sum + largest;
+}
+
+struct Job {
+  const Entry* entry;
+  const NamedShape* shape;
+  Sizes sizes;
+  bool backward;
+  std::vector<std::size_t> rows;  // of the run
+  double estimate;
+};
+
+struct Timed {
+  BenchRow* row;
+  Prepared* prepared;
+  bool with_backward;
+  std::vector<double> ms;
+  double total = 0.0, last = 0.0;
+  bool done() const { return !row->error.empty() || (ms.size() >= kLeastReps && total >= kWindowMs); }
+};
+
+// One repetition, timed. An error ends the row.
+void repeat(const Context& ctx, Timed& t, bool count) {
+  const auto t0 = Clock::now();
+  Status s = t.prepared->run(ctx, t.with_backward);
+  t.last = since_ms(t0);
+  if (!s) {
+    t.row->error = s.message();
+  } else if (count) {
+    t.ms.push_back(t.last);
+    t.total += t.last;
+  }
+}
+
+void measure(const Context& ctx, std::deque<Timed>& rows, Progress& progress, const std::string& where) {
+  for (Timed& t : rows) {
+    t.ms.reserve(1 << 16);
+    progress.show(fmt::format("bench: {} warming up {} {} {}", where, t.row->op, t.row->shape, t.row->mode));
+    const auto t0 = Clock::now();
+    do repeat(ctx, t, false);
+    while (t.row->error.empty() && since_ms(t0) < 25.0);
+  }
+  for (int round = 1;; ++round) {
+    std::size_t done = 0;
+    for (Timed& t : rows) {
+      if (t.done()) {
+        ++done;
+        continue;
+      }
+      // Whoever ran before has left its own data in the caches.
+      if (t.last < kShortMs) repeat(ctx, t, false);
+      const auto t0 = Clock::now();
+      do repeat(ctx, t, true);
+      while (!t.done() && since_ms(t0) < kTurnMs);
+    }
+    progress.show(fmt::format("bench: {} round {}, {} of {} rows done", where, round, done, rows.size()));
+    if (done == rows.size()) return;
+  }
+}
+
+void finish(Timed& t, const Roof& roof) {
+  BenchRow& r = *t.row;
+  const Prepared& p = *t.prepared;
+  const Route& route = t.with_backward ? p.backward.route : p.forward.route;
+  r.backend = route.chosen;
+  r.kernel = p.forward.route.kernel;
+  if (t.with_backward && p.forward.route.chosen != route.chosen) r.backend = p.forward.route.chosen + "+" + route.chosen;
+  if (t.with_backward && route.kernel != r.kernel) r.kernel += "+" + route.kernel;
+  r.workspace_bytes = t.with_backward ? std::max(p.forward.workspace, p.backward.workspace) : p.forward.workspace;
+  r.peak_bytes = r.workspace_bytes + p.forward.output_bytes +
+                 (t.with_backward ? p.backward.input_bytes + p.backward.output_bytes : p.forward.input_bytes);
+  r.bytes = static_cast<double>(p.forward.input_bytes + p.forward.output_bytes);
+  r.flops = p.forward.flops;
+  if (t.with_backward) {
+    r.bytes += static_cast<double>(p.backward.input_bytes + p.backward.output_bytes);
+    r.flops = p.forward.flops > 0 && p.backward.flops > 0 ? p.forward.flops + p.backward.flops : 0.0;
+  }
+  if (r.flops > 0) r.floor = floor_ms(roof, r.flops, r.bytes);
+  if (t.ms.empty()) return;
+  std::sort(t.ms.begin(), t.ms.end());
+  r.n = t.ms.size();
+  r.median = percentile(t.ms, 0.5);
+  r.p10 = percentile(t.ms, 0.1);
+  r.p20 = percentile(t.ms, 0.2);
+  r.p80 = percentile(t.ms, 0.8);
+  r.p90 = percentile(t.ms, 0.9);
+  if (!r.error.empty()) return;
+  const auto not_finite = [](const Bound& b) -> std::string {
+    for (std::size_t i = 0; i < b.outputs.size(); ++i)
+      if (!all_finite(b.outputs[i].view())) return b.names[i];
+    return "";
+  };
+  std::string bad = not_finite(p.forward);
+  if (bad.empty() && t.with_backward) bad = not_finite(p.backward);
+  if (!bad.empty()) r.error = bad + " has NaN or infinity after timing, or was not written";
+}
+
+std::vector<std::string> parse_modes(const std::string& text) {
+  std::vector<std::string> modes;
+  for (const auto& m : split(text, ',')) {
+    if (m != "fwd" && m != "fwdbwd") refuse("--modes: expected fwd, fwdbwd or both separated by a comma, got '{}'", text);
+    if (std::find(modes.begin(), modes.end(), m) == modes.end()) modes.push_back(m);
+  }
+  return modes;
+}
+
+// Packed shapes are not for functions of dense batches alone. Asked for by hand, that is a mistake; among other
+// operators, no row.
+bool skips(const FunctionSpec& spec, const NamedShape& s, std::size_t operators) {
+  return operators > 1 && !s.cu_seqlens.empty() && spec.find_arg("cu_seqlens") == nullptr;
+}
+
+}  // namespace
+
+void add_bench_options(CLI::App* app, BenchOptions& o) {
+  std::string groups;
+  for (const auto& g : shape_groups()) groups += (groups.empty() ? "" : "; ") + g.name + ": " + g.doc;
+  app->add_option("--shapes", o.shapes, "names such as B1_T512_H16_D64, or groups, separated by commas (" + groups + ")");
+  app->add_option("--custom-shapes", o.custom_shapes, R"(JSON or @FILE: {"name": {"B": 1, "T": 64, "H": 2, "D": 64}})");
+  app->add_option("--modes", o.modes, "fwd, fwdbwd (default both)");
+  app->add_option("--varlen", o.varlen, "packed sequences, H16, D64 and D128: even, ragged, or boundaries such as 0,20,64");
+  add_dtype(app, o.call);
+  add_device(app, o.call);
+  add_backend(app, o.call);
+  add_threads(app, o.call);
+}
+
+int BenchRun::exit_code() const {
+  if (rows.empty()) return kNothing;
+  return std::all_of(rows.begin(), rows.end(), [](const BenchRow& r) { return r.ok(); }) ? kGood : kFailed;
+}
+
+void validate(const std::vector<const Entry*>& ops, const BenchOptions& o) {
+  require_cpu(o.call);
+  require_backend(Registry::global(), o.call.backend);
+  if (!o.modes.empty()) parse_modes(o.modes);
+  for (const NamedShape& s : bench_shapes(o.shapes, o.custom_shapes, o.varlen))
+    for (const Entry* e : ops)
+      if (!skips(e->spec, s, ops.size())) sizes_for(e->spec, s);
+}
+
+BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) {
+  validate(ops, o);
+  const std::vector<NamedShape> shapes = bench_shapes(o.shapes, o.custom_shapes, o.varlen);
+  const std::vector<std::string> modes = parse_modes(o.modes.empty() ? "fwd,fwdbwd" : o.modes);
+  const DType dtype = parse_dtype(o.call.dtype);
+
+  BenchRun run;
+  run.dtype = o.call.dtype;
+  std::vector<Job> jobs;
+  for (const Entry* e : ops)
+    for (const NamedShape& s : shapes) {
+      const FunctionSpec& spec = e->spec;
+      if (skips(spec, s, ops.size())) {
+        fmt::print(stderr, "{}: takes no packed sequences: no row for {}\n", spec.name, s.name);
+        continue;
+      }
+      Job job{e, &s, sizes_for(spec, s), false, {}, 0.0};
+      for (const auto& mode : modes) {
+        const bool backward = mode == "fwdbwd";
+        if (backward && spec.backward.empty() && o.modes.empty()) continue;
+        BenchRow row;
+        row.op = spec.name;
+        row.mode = mode;
+        row.shape = s.name;
+        row.sizes = s;
+        if (backward && spec.backward.empty()) row.error = "has no backward";
+        else job.backward |= backward, job.rows.push_back(run.rows.size());
+        run.rows.push_back(std::move(row));
+      }
+      job.estimate = estimate_bytes(spec, job.sizes, dtype, job.backward);
+      jobs.push_back(std::move(job));
+    }
+
+  const Context ctx(context_options(o.call));
+  CallOptions by_reference = o.call;
+  by_reference.backend = kReference;
+  const Context reference(context_options(by_reference));
+  run.threads = ctx.threads();
+  run.machine = run.after = machine();
+  if (run.rows.empty()) return run;
+  Progress progress;
+  progress.show("bench: measuring the machine");
+  run.roof = measure_roof(ctx.pool());
+
+  const double most = 0.8 * static_cast<double>(run.machine.available_bytes);
+  const double together = std::min(most / 2, 4.0 * 1024 * 1024 * 1024);
+  for (std::size_t begin = 0; begin < jobs.size();) {
+    // As many shapes as fit side by side are measured in turns.
+    std::size_t end = begin;
+    for (double sum = 0.0; end < jobs.size() && (end == begin || sum + jobs[end].estimate <= together); ++end) sum += jobs[end].estimate;
+    const std::string where = end - begin == jobs.size() ? "" : fmt::format("[{}-{} of {}]", begin + 1, end, jobs.size());
+    std::vector<std::unique_ptr<Prepared>> prepared;
+    std::deque<Timed> timed;
+    for (std::size_t j = begin; j < end; ++j) {
+      const Job& job = jobs[j];
+      const FunctionSpec& spec = job.entry->spec;
+      const auto fail = [&](const std::string& text) {
+        for (const std::size_t i : job.rows) run.rows[i].error = text;
+      };
+      if (job.rows.empty()) continue;
+      if (job.estimate > most) {
+        fail(fmt::format("needs about {}, {} available", bytes_text(job.estimate), bytes_text(static_cast<double>(run.machine.available_bytes))));
+        continue;
+      }
+      progress.show(fmt::format("bench: {} preparing {} {}", where, spec.name, job.shape->name));
+      try {
+        const Agreement a = agree(ctx, reference, spec, job.sizes, dtype, job.backward);
+        prepared.push_back(std::make_unique<Prepared>(ctx, spec, job.sizes, dtype, job.backward));
+        for (const std::size_t i : job.rows) {
+          BenchRow& row = run.rows[i];
+          row.err = a.err;
+          row.error = a.problem;
+          timed.push_back({&row, prepared.back().get(), row.mode == "fwdbwd", {}});
+        }
+      } catch (const Stop& e) {  // this shape's failure, not the run's
+        fail(e.what());
+      } catch (const std::bad_alloc&) {
+        fail("out of memory");
+      }
+    }
+    measure(ctx, timed, progress, where);
+    for (Timed& t : timed) {
+      finish(t, run.roof);
+      t.row->checked = t.row->error.empty();
+    }
+    begin = end;
+  }
+  run.after = machine();
+  return run;
+}
+
+Json machine_json(const BenchRun& b) {
+  const BuildInfo& info = build_info();
+  Json levels = Json::array();
+  for (const auto& l : b.roof.levels) levels.push_back({{"bytes", l.bytes}, {"gbs", l.gbytes}});
+  return {{"cpu", b.machine.cpu},
+          {"isa", b.machine.isa},
+          {"system", b.machine.system},
+          {"processors", b.machine.processors},
+          {"threads", b.threads},
+          {"memory_bytes", b.machine.memory_bytes},
+          {"mhz_before", b.machine.mhz > 0 ? Json(b.machine.mhz) : Json(nullptr)},
+          {"mhz_after", b.after.mhz > 0 ? Json(b.after.mhz) : Json(nullptr)},
+          {"peak_gflops", b.roof.gflops},
+          {"peak_gflops_thread", b.roof.gflops_thread},
+          {"bandwidth_gbs", b.roof.memory_gbytes()},
+          {"bandwidth_levels", std::move(levels)},
+          {"version", info.version},
+          {"commit", info.commit},
+          {"compiler", info.compiler},
+          {"flags", info.flags},
+          {"build_type", info.build_type}};
+}
+
+Json to_json(const BenchRun& b) {
+  Json results = Json::array();
+  for (const BenchRow& r : b.rows) {
+    const auto size = [&](const char* key, const char* otherwise = "") -> Json {
+      auto it = r.sizes.dims.find(key);
+      if (it == r.sizes.dims.end()) it = r.sizes.dims.find(otherwise);
+      return it == r.sizes.dims.end() ? Json(nullptr) : Json(it->second);
+    };
+    const auto ms = [&](double x) { return r.n > 0 ? Json(x) : Json(nullptr); };
+    Json row = {{"op", r.op}, {"mode", r.mode}, {"shape", r.shape}};
+    row["B"] = size("B").is_null() ? Json(1) : size("B");
+    row["T"] = size("T").is_null() && !r.sizes.cu_seqlens.empty() ? Json(r.sizes.cu_seqlens.back()) : size("T");
+    row["H"] = size("H");
+    row["D"] = size("D");
+    row["K"] = size("K", "D");
+    row["V"] = size("V", "D");
+    row["HV"] = size("HV", "H");
+    for (const char* key : {"HQ", "M", "L", "S"})
+      if (!size(key).is_null()) row[key] = size(key);
+    row["cu_seqlens"] = r.sizes.cu_seqlens.empty() ? Json(nullptr) : Json(r.sizes.cu_seqlens);
+    row["dtype"] = b.dtype;
+    row["device"] = "cpu";
+    row["backend"] = r.backend.empty() ? Json(nullptr) : Json(r.backend);
+    row["kernel"] = r.kernel.empty() ? Json(nullptr) : Json(r.kernel);
+    row["threads"] = b.threads;
+    row["seed"] = kBenchSeed;
+    row["commit"] = build_info().commit;
+    row["checked"] = r.checked;
+    row["median_ms"] = ms(r.median);
+    row["p10_ms"] = ms(r.p10);
+    row["p20_ms"] = ms(r.p20);
+    row["p80_ms"] = ms(r.p80);
+    row["p90_ms"] = ms(r.p90);
+    row["n"] = r.n;
+    row["peak_bytes"] = r.peak_bytes;
+    row["workspace_bytes"] = r.workspace_bytes;
+    row["floor_ms"] = r.floor > 0 ? Json(r.floor) : Json(nullptr);
+    row["share"] = r.floor > 0 && r.n > 0 ? Json(r.floor / r.median) : Json(nullptr);
+    row["gflops"] = r.flops > 0 && r.n > 0 ? Json(r.flops / r.median * 1e-6) : Json(nullptr);
+    row["err"] = number(r.err);
+    row["error"] = r.error.empty() ? Json(nullptr) : Json(r.error);
+    results.push_back(std::move(row));
+  }
+  return {{"machine", machine_json(b)}, {"results", std::move(results)}};
+}
+
+void print_bench(const BenchRun& b) {
+  const BuildInfo& info = build_info();
+  fmt::print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu, b.machine.isa, b.threads,
+             b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
+  fmt::print("fla {} ({}), {} {}, {} inputs\n", info.version, info.commit, info.compiler, info.build_type, b.dtype);
+  std::string op;
+  std::vector<std::vector<std::string>> rows;
+  const auto flush = [&] {
+    if (rows.empty()) return;
+    fmt::print("\n{}\n", op);
+    print_table(rows, {3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+    rows.clear();
+  };
+  for (const BenchRow& r : b.rows) {
+    if (r.op != op) {
+      flush();
+      op = r.op;
+      rows.push_back({"  shape", "mode", "backend", "median ms", "p10", "p90", "n", "GFLOP/s", "of peak", "of roofline", "memory", "workspace", "R", ""});
+    }
+    const double gflops = r.n > 0 ? r.flops / r.median * 1e-6 : 0.0;
+    const bool model = r.flops > 0 && r.n > 0;
+    const auto ms = [&](double x) { return r.n == 0 ? std::string("-") : fmt::format("{:.{}f}", x, x < 1 ? 4 : x < 100 ? 3 : 1); };
+    rows.push_back({"  " + r.shape, r.mode, r.backend.empty() ? "-" : r.backend + "/" + r.kernel, ms(r.median), ms(r.p10), ms(r.p90),
+                    std::to_string(r.n), model ? fmt::format("{:.1f}", gflops) : "-",
+                    model ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
+                    model ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-", bytes_text(static_cast<double>(r.peak_bytes)),
+                    bytes_text(static_cast<double>(r.workspace_bytes)), fmt::format("{:.1g}", r.err), r.error.empty() ? "" : "FAILED: " + r.error});
+  }
+  flush();
+}
+
+}  // namespace fla::tools

@@ -1,0 +1,60 @@
+// Times operators: every (operator, shape, mode) row is warmed up, then all rows are measured in turns until each has
+// enough repetitions, so that drift of the machine spreads over all of them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tools/command.h"
+#include "tools/common/machine.h"
+#include "tools/common/shapes.h"
+
+namespace fla::tools {
+
+struct BenchOptions {
+  std::string shapes;         // names or groups, separated by commas; empty: the CPU set
+  std::string custom_shapes;  // JSON, or @FILE
+  std::string modes;          // "fwd,fwdbwd"; empty: both where the operator has a backward
+  std::string varlen;         // "even", "ragged" or boundaries
+  CallOptions call;
+};
+void add_bench_options(CLI::App* app, BenchOptions& o);
+
+struct BenchRow {
+  std::string op, mode, shape;
+  NamedShape sizes;
+  std::string backend, kernel;
+  std::string error;     // why there is no measurement, or why it does not count; empty: sound
+  bool checked = false;  // outputs finite after timing, and a small case agrees with the reference
+  double err = 0.0;      // the largest R of that small case
+  double median = 0, p10 = 0, p20 = 0, p80 = 0, p90 = 0;  // ms
+  std::size_t n = 0;
+  std::size_t peak_bytes = 0;       // inputs, outputs, workspace
+  std::size_t workspace_bytes = 0;
+  double flops = 0.0, bytes = 0.0;  // useful operations (0: no model), tensors read and written once
+  double floor = 0.0;               // ms; 0: no model
+
+  bool ok() const { return error.empty() && checked; }
+};
+
+struct BenchRun {
+  Machine machine, after;
+  Roof roof;
+  int threads = 0;
+  std::string dtype;
+  std::vector<BenchRow> rows;
+
+  int exit_code() const;
+};
+// Refuses bad options, so that nothing slow is started for them.
+void validate(const std::vector<const Registry::Entry*>& ops, const BenchOptions& o);
+BenchRun run_bench(const std::vector<const Registry::Entry*>& ops, const BenchOptions& o);
+
+inline constexpr std::uint64_t kBenchSeed = 42;
+
+Json machine_json(const BenchRun& b);
+Json to_json(const BenchRun& b);
+void print_bench(const BenchRun& b);
+
+}  // namespace fla::tools

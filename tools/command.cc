@@ -1,0 +1,206 @@
+#include "tools/command.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <cstdio>
+#include <set>
+
+#include "CLI/CLI.hpp"
+
+namespace fla::tools {
+
+void refuse(const Status& s) {
+  const bool ours = s.code() == Code::Unsupported || s.code() == Code::Internal || s.code() == Code::OutOfMemory ||
+                    s.code() == Code::DeviceError;
+  throw Stop(ours ? kFailed : kUsage, s.message());
+}
+
+CLI::App* add_command(CLI::App& root, const std::string& name, const std::string& doc, const std::string& examples) {
+  CLI::App* app = root.add_subcommand(name, doc);
+  app->footer("Examples:\n" + examples);
+  return app;
+}
+
+CLI::Validator one_of(std::vector<std::string> names) {
+  std::string expected;
+  for (std::size_t i = 0; i < names.size(); ++i)
+    expected += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
+  const std::string kind = join(names, "|");
+  return CLI::Validator(
+      [names = std::move(names), expected](std::string& s) {
+        return std::find(names.begin(), names.end(), s) != names.end() ? std::string()
+                                                                       : "expected " + expected + ", got '" + s + "'";
+      },
+      kind);
+}
+
+CLI::Validator integer(std::int64_t least, std::int64_t most) {
+  return CLI::Validator(
+      [least, most](std::string& s) {
+        std::int64_t i = 0;
+        const auto [end, err] = std::from_chars(s.data(), s.data() + s.size(), i);
+        if (err == std::errc() && end == s.data() + s.size() && i >= least && i <= most) return std::string();
+        return fmt::format("expected an integer from {} to {}, got '{}'", least, most, s);
+      },
+      "N");
+}
+
+void add_json(CLI::App* app, bool& json) {
+  app->add_flag("--json", json, "one JSON document on stdout instead of text");
+}
+void add_dtype(CLI::App* app, CallOptions& o) {
+  app->add_option("--dtype", o.dtype, "type of the wide tensors (default f32)")->check(one_of({"f32", "bf16", "f16"}));
+}
+void add_device(CLI::App* app, CallOptions& o) {
+  app->add_option("--device", o.device, "where to compute (default cpu)")->check(one_of({"cpu", "cuda"}));
+}
+void add_backend(CLI::App* app, CallOptions& o) {
+  app->add_option("--backend", o.backend, "only this backend may serve (default: dispatch decides)");
+}
+void add_threads(CLI::App* app, CallOptions& o) {
+  app->add_option("--threads", o.threads, "threads of the pool (default 0: one per processor)")->check(integer(0, 4096));
+}
+
+DType parse_dtype(std::string_view name) {
+  return name == "bf16" ? DType::BF16 : name == "f16" ? DType::F16 : DType::F32;
+}
+const char* option_name(DType t) {
+  switch (t) {
+    case DType::F32: return "f32";
+    case DType::BF16: return "bf16";
+    case DType::F16: return "f16";
+    case DType::F64: return "f64";
+    case DType::I32: return "i32";
+    case DType::I64: return "i64";
+  }
+  return "?";
+}
+
+void require_cpu(const CallOptions& o) {
+  if (o.device != "cpu") refuse("--device: this build has no CUDA: expected cpu, got '{}'", o.device);
+}
+
+void require_backend(const Registry& r, const std::string& backend) {
+  if (backend.empty()) return;
+  std::set<std::string> known{kReference};
+  for (const Registry::Entry* e : r.entries())
+    for (const auto& c : e->candidates) known.insert(c.backend->name);
+  if (!known.contains(backend))
+    refuse("--backend: expected {}, got '{}'", join({known.begin(), known.end()}, " or "), backend);
+}
+
+ContextOptions context_options(const CallOptions& o) {
+  ContextOptions c;
+  c.threads = o.threads;
+  c.backend = o.backend;
+  c.log = [](const LogRecord& r) {
+    fmt::print(stderr, "{}{}: {}: {}: {}\n", r.level == LogLevel::Warning ? "warning: " : "", r.operation, r.function,
+               r.backend, r.message);
+  };
+  return c;
+}
+
+std::vector<std::string> split(std::string_view text, char by) {
+  std::vector<std::string> parts;
+  for (std::size_t i = 0; i <= text.size();) {
+    const std::size_t end = std::min(text.find(by, i), text.size());
+    parts.emplace_back(text.substr(i, end - i));
+    i = end + 1;
+  }
+  return parts;
+}
+
+std::string join(const std::vector<std::string>& words, std::string_view by) {
+  std::string s;
+  for (const auto& w : words) {
+    if (!s.empty()) s += by;
+    s += w;
+  }
+  return s;
+}
+
+const Registry::Entry& find_operator(const Registry& r, std::string_view name) {
+  const Registry::Entry* e = r.find(name);
+  if (e == nullptr) refuse("unknown operator '{}'; nearest: {}", name, join(r.nearest(name)));
+  if (e->spec.is_backward()) refuse("operator: expected a forward function, got '{}'; name {}", name, e->spec.forward);
+  return *e;
+}
+
+std::vector<const Registry::Entry*> select_operators(const Registry& r, const std::vector<std::string>& names) {
+  std::vector<const Registry::Entry*> chosen;
+  const auto add = [&](const Registry::Entry* e) {
+    if (std::find(chosen.begin(), chosen.end(), e) == chosen.end()) chosen.push_back(e);
+  };
+  const std::vector<std::string> families = r.operations();
+  for (const auto& name : names) {
+    const bool family = std::find(families.begin(), families.end(), name) != families.end();
+    if (name != "all" && !family) {
+      add(&find_operator(r, name));
+      continue;
+    }
+    for (const Registry::Entry* e : r.entries())
+      if (!e->spec.is_backward() && (name == "all" || e->spec.operation == name)) add(e);
+  }
+  return chosen;
+}
+
+std::vector<std::string> backends_of(const Registry::Entry* e) {
+  std::vector<std::string> names;
+  if (e == nullptr) return names;
+  for (const auto& c : e->candidates)
+    if (c.kernel != nullptr && c.kernel->launch) names.push_back(c.backend->name);
+  if (e->reference != nullptr && e->reference->launch) names.push_back(kReference);
+  return names;
+}
+
+void print_json(const Json& document) {
+  fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+}
+
+void print_table(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t> right) {
+  std::vector<std::size_t> width;
+  for (const auto& row : rows) {
+    width.resize(std::max(width.size(), row.size()));
+    for (std::size_t i = 0; i < row.size(); ++i) width[i] = std::max(width[i], row[i].size());
+  }
+  for (const auto& row : rows) {
+    std::string line;
+    for (std::size_t i = 0; i < row.size(); ++i) {
+      const bool to_right = std::find(right.begin(), right.end(), i) != right.end();
+      line += to_right ? fmt::format("{:>{}}", row[i], width[i]) : fmt::format("{:<{}}", row[i], width[i]);
+      if (i + 1 < row.size()) line += "  ";
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    fmt::print("{}\n", line);
+  }
+}
+
+std::string bytes_text(double bytes) {
+  static constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  std::size_t u = 0;
+  while (bytes >= 1024.0 && u + 1 < std::size(kUnits)) bytes /= 1024.0, ++u;
+  return u == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.1f} {}", bytes, kUnits[u]);
+}
+
+Json number(double x) { return std::isfinite(x) ? Json(x) : Json(nullptr); }
+
+Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
+
+void Progress::show(const std::string& text) {
+  if (!terminal_) return;
+  fmt::print(stderr, "\r\033[K{}", text);
+  std::fflush(stderr);
+  shown_ = true;
+}
+
+void Progress::clear() {
+  if (!shown_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+  shown_ = false;
+}
+
+}  // namespace fla::tools

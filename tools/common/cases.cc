@@ -1,0 +1,569 @@
+#include "tools/common/cases.h"
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+
+#include "fla/registry/registry.h"
+
+namespace fla::tools {
+
+// ---- numbers -----------------------------------------------------------------------------------------------------
+// Equal on every machine: integer arithmetic, and floating-point sums of products only through std::fma, which rounds
+// once everywhere, while a*b+c may or may not be contracted by the compiler.
+
+namespace {
+
+std::uint64_t mix(std::uint64_t x) {  // splitmix64's finaliser
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+std::uint64_t draw(std::uint64_t stream, std::uint64_t i) { return mix(mix(stream + i * 0x9e3779b97f4a7c15U)); }
+
+double exp_of_negative(double y) {  // y in [-700, 0]
+  const double k = std::floor(std::fma(y, 1.4426950408889634, 0.5));
+  double r = std::fma(-k, 0x1.62e42fefa3800p-1, y);
+  r = std::fma(-k, 0x1.ef35793c76730p-45, r);
+  double p = 1.0;
+  for (int n = 14; n >= 1; --n) p = std::fma(p, r / n, 1.0);
+  return std::ldexp(p, static_cast<int>(k));
+}
+
+}  // namespace
+
+std::uint64_t stream_of(std::uint64_t seed, std::string_view name) {
+  std::uint64_t h = 0xcbf29ce484222325U;
+  for (const char c : name) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return mix(h ^ mix(seed));
+}
+
+double uniform(std::uint64_t stream, std::uint64_t i) { return static_cast<double>(draw(stream, i) >> 11) * 0x1p-53; }
+
+double normal(std::uint64_t stream, std::uint64_t i) {
+  std::int64_t sum = 0;
+  for (std::uint64_t part = 0; part < 3; ++part) {
+    const std::uint64_t bits = draw(stream, 3 * i + part);
+    for (int j = 0; j < 4; ++j) sum += static_cast<std::int64_t>((bits >> (16 * j)) & 0xffff);
+  }
+  return static_cast<double>(2 * sum - 12 * 0xffff) * 0x1p-17;  // twelve uniforms on a grid of 2^-16, mean removed
+}
+
+double log_sigmoid(double x) {
+  const double z = exp_of_negative(-std::min(std::abs(x), 700.0));
+  const double s = z / (2.0 + z), s2 = s * s;  // log1p(z) = 2 atanh(s)
+  double p = 0.0;
+  for (int n = 31; n >= 1; n -= 2) p = std::fma(p, s2, 1.0 / n);
+  return std::fma(-2.0 * s, p, std::min(x, 0.0));
+}
+
+const char* name_of(GateRegime r) {
+  switch (r) {
+    case GateRegime::Plain: return "Plain";
+    case GateRegime::Zero: return "Zero";
+    case GateRegime::Mild: return "Mild";
+    case GateRegime::Strong: return "Strong";
+    case GateRegime::Minus40: return "Minus40";
+    case GateRegime::Minus316: return "Minus316";
+    case GateRegime::Extreme: return "Extreme";
+    case GateRegime::ExtremeChannel: return "ExtremeChannel";
+  }
+  return "?";
+}
+
+std::string Outcome::problem() const {
+  std::string s = status.ok() ? "" : std::string(fla::name_of(status.code())) + ": " + status.message();
+  for (const auto& f : faults) s += (s.empty() ? "" : "; ") + f;
+  return s;
+}
+
+const TensorView& Outcome::operator[](std::string_view name) const {
+  const auto it = tensors.find(name);
+  if (it == tensors.end()) throw std::invalid_argument("no tensor " + std::string(name) + " in this outcome: " + problem());
+  return it->second.view();
+}
+
+// ---- making a case -----------------------------------------------------------------------------------------------
+
+namespace {
+
+std::int64_t symbol(const Sizes& s, const std::string& name) {
+  const auto N = s.cu_seqlens.empty() ? s.B : static_cast<std::int64_t>(s.cu_seqlens.size()) - 1;
+  if (name == "1") return 1;
+  if (name == "N") return N;
+  if (name == "N+1") return N + 1;
+  if (name == "B") return s.B;
+  if (name == "T") return s.T;
+  if (name == "H") return s.H;
+  if (name == "K") return s.K;
+  if (name == "V") return s.V;
+  if (name == "D") return s.D;
+  throw std::invalid_argument("Case: no size for dimension " + name);
+}
+
+// Gates that no generator is given for, because plain runs leave them out (gv, g_gamma).
+bool is_gate(const ArgSpec& a) { return a.gen.log_gate() || (a.gen.kind == Gen::Kind::None && a.name.starts_with('g')); }
+// The running sum of keys that normalised linear attention carries must not make a denominator vanish.
+bool is_key_sum(const ArgSpec& a) { return a.name.ends_with(".1") || a.name.ends_with("_z"); }
+
+const Context& any_context() {
+  static const Context ctx({.threads = 1});
+  return ctx;
+}
+
+}  // namespace
+
+Result<Case> Case::make(const Registry& registry, std::string_view function, const Sizes& sizes, const CaseOptions& options) {
+  const Registry::Entry* e = registry.find(function);
+  if (e == nullptr || e->spec.is_backward()) {
+    std::string near;
+    for (const auto& n : registry.nearest(function)) near += (near.empty() ? "" : ", ") + n;
+    return Status(Code::InvalidArgument, "unknown operator '" + std::string(function) + "'; nearest: " + near);
+  }
+  Case c;
+  c.registry_ = &registry;
+  c.spec_ = &e->spec;
+  c.sizes_ = sizes;
+  c.options_ = options;
+  if (!sizes.cu_seqlens.empty()) {
+    c.sizes_.B = 1;
+    c.sizes_.T = sizes.cu_seqlens.back();
+  }
+  for (const auto& [name, v] : c.spec_->bench_flags) c.flags_[name] = v;
+  for (const auto& a : c.spec_->args) {
+    if (a.role != Role::Input) continue;
+    const bool packed = a.name == "cu_seqlens" && !sizes.cu_seqlens.empty();
+    if (packed || a.required || (a.types != Types::Index && a.gen.kind != Gen::Kind::None))
+      c.inputs_.emplace(a.name, c.generate(a, a.name));
+  }
+  if (!sizes.cu_seqlens.empty() && c.spec_->find_arg("cu_seqlens") == nullptr)
+    return Status(Code::InvalidArgument, c.spec_->name + ": cu_seqlens: this function takes no packed sequences");
+  return c;
+}
+
+Case make_case(std::string_view function, const Sizes& sizes, const CaseOptions& options) {
+  Result<Case> c = Case::make(Registry::global(), function, sizes, options);
+  if (!c) throw std::invalid_argument(c.status().message());
+  return std::move(*c);
+}
+
+std::string Case::text() const {
+  std::string s = spec_->name + " " + fla::name_of(options_.dtype) + " ";
+  if (spec_->find_arg("x") != nullptr) {
+    s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " D=" + std::to_string(sizes_.D);
+  } else {
+    s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " H=" + std::to_string(sizes_.H) +
+         " K=" + std::to_string(sizes_.K) + " V=" + std::to_string(sizes_.V);
+  }
+  if (!sizes_.cu_seqlens.empty()) s += " cu_seqlens=" + shape_string(sizes_.cu_seqlens);
+  s += std::string(" gate=") + name_of(options_.regime) + " inputs=";
+  for (const auto& [name, t] : inputs_) s += name + ",";
+  for (const auto& [name, v] : flags_) s += " " + name + "=" + to_string(v);
+  return s;
+}
+
+bool Case::takes(std::string_view argument) const {
+  const ArgSpec* a = spec_->find_arg(argument);
+  return a != nullptr && a->role == Role::Input;
+}
+
+std::vector<std::string> Case::input_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, t] : inputs_) names.push_back(name);
+  return names;
+}
+
+const ArgSpec* Case::require(std::string_view input) const {
+  if (!takes(input)) throw std::invalid_argument(spec_->name + " has no input " + std::string(input));
+  return spec_->find_arg(input);
+}
+
+Shape Case::shape_of(const ArgSpec& a, const FunctionSpec& spec) const {
+  const std::shared_ptr<void> args = spec.make_args();
+  for (const auto& [name, v] : flags_)
+    if (const FlagSpec* f = spec.find_flag(name); f != nullptr && f->set && !std::holds_alternative<std::monostate>(v))
+      f->set(args.get(), v);
+  Shape s;
+  for (std::size_t i = 0; i < a.dims.size(); ++i) s.push_back(symbol(sizes_, spec.dim_symbol(a, i, args.get())));
+  return s;
+}
+
+DType Case::type_of(const ArgSpec& a) const {
+  const DType narrow = options_.dtype == DType::F64 ? DType::F64 : DType::F32;
+  switch (a.types) {
+    case Types::Wide: return options_.dtype;
+    case Types::Float:
+    case Types::Acc: return narrow;
+    case Types::Like: return type_of(*spec_->find_arg(a.like));
+    case Types::Index: return sizes_.index;
+  }
+  return narrow;
+}
+
+Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) const {
+  Buffer b(type_of(a), shape_of(a, *spec_));
+  const TensorView v = b.view();
+  const std::uint64_t stream = stream_of(options_.seed, stream_name);
+  const auto n = static_cast<std::uint64_t>(v.numel());
+  std::vector<double> x(n);
+
+  if (a.types == Types::Index) {
+    if (sizes_.cu_seqlens.empty()) throw std::invalid_argument(spec_->name + ": " + a.name + " needs Sizes::cu_seqlens");
+    std::ranges::transform(sizes_.cu_seqlens, x.begin(), [](std::int64_t i) { return static_cast<double>(i); });
+  } else if (is_gate(a)) {
+    // One channel: of the last axis, which is the head axis where the gate has no other.
+    const auto channels = static_cast<std::uint64_t>(std::max<std::int64_t>(v.ndim > 0 ? v.dim(v.ndim - 1) : 1, 1));
+    for (std::uint64_t i = 0; i < n; ++i) {
+      const double u = uniform(stream, i);
+      double g = 0.0;
+      if (a.gen.kind == Gen::Kind::NegUniform) g = std::max(a.gen.min, -1e4) * u;
+      else if (a.gen.kind == Gen::Kind::None && a.dims == std::vector<std::string>{"H"}) g = -0.5 * u;
+      else g = std::max(log_sigmoid(normal(stream, i)), a.gen.min);
+      switch (options_.regime) {
+        case GateRegime::Plain: break;
+        case GateRegime::Zero: g = 0.0; break;
+        case GateRegime::Mild: g = -0.01; break;
+        case GateRegime::Strong: g = -5.0; break;
+        case GateRegime::Minus40: g = -40.0; break;
+        case GateRegime::Minus316: g = -316.0; break;
+        case GateRegime::Extreme: g = u < 0.5 ? -1000.0 : u < 0.75 ? 0.0 : -0.3; break;
+        case GateRegime::ExtremeChannel:
+          if (i % channels == 0) g = -1000.0;
+          break;
+      }
+      x[i] = g;
+    }
+  } else {
+    const Gen::Kind kind = a.gen.kind == Gen::Kind::None && is_key_sum(a) ? Gen::Kind::AbsNormal : a.gen.kind;
+    const auto width = static_cast<std::uint64_t>(v.ndim > 0 ? v.dim(v.ndim - 1) : 1);
+    for (std::uint64_t i = 0; i < n; ++i) {
+      const double z = normal(stream, i);
+      switch (kind) {
+        case Gen::Kind::AbsNormal: x[i] = a.gen.scale * (std::abs(z) + 0x1p-7); break;
+        case Gen::Kind::Sigmoid: x[i] = exp_of_negative(log_sigmoid(z)); break;
+        case Gen::Kind::NegUniform: x[i] = std::max(a.gen.min, -1e4) * uniform(stream, i); break;
+        default: x[i] = a.gen.scale * z; break;
+      }
+    }
+    if (kind == Gen::Kind::UnitRows)
+      for (std::uint64_t row = 0; row + width <= n; row += width) {
+        double sum = 0.0;
+        for (std::uint64_t i = row; i < row + width; ++i) sum = std::fma(x[i], x[i], sum);
+        const double norm = std::sqrt(sum);
+        if (norm > 0.0)
+          for (std::uint64_t i = row; i < row + width; ++i) x[i] /= norm;
+      }
+  }
+  if (options_.bf16_exact && a.types != Types::Index)
+    for (double& e : x) e = to_float(to_bf16(static_cast<float>(e)));
+  assign(v, x);
+  auto buffer = std::make_shared<const Buffer>(std::move(b));
+  return {v, buffer, buffer};
+}
+
+// ---- changed copies ----------------------------------------------------------------------------------------------
+
+namespace {
+
+template <typename Tensor>
+Tensor own(Buffer b) {
+  auto buffer = std::make_shared<const Buffer>(std::move(b));
+  return Tensor{buffer->view(), buffer, buffer};
+}
+
+}  // namespace
+
+Case Case::with(std::string_view input) const {
+  Case c = *this;
+  c.inputs_.insert_or_assign(std::string(input), generate(*require(input), std::string(input)));
+  return c;
+}
+
+Case Case::with(std::string_view input, const TensorView& contents) const {
+  require(input);
+  Case c = *this;
+  c.inputs_.insert_or_assign(std::string(input), own<Tensor>(clone(contents)));
+  return c;
+}
+
+Case Case::with_view(std::string_view input, const TensorView& view, std::shared_ptr<const void> owner) const {
+  require(input);
+  Case c = *this;
+  c.inputs_.insert_or_assign(std::string(input), Tensor{view, std::move(owner), nullptr});
+  return c;
+}
+
+Case Case::without(std::string_view input) const {
+  require(input);
+  Case c = *this;
+  if (const auto it = c.inputs_.find(input); it != c.inputs_.end()) c.inputs_.erase(it);
+  return c;
+}
+
+Case Case::fill(std::string_view input, double x) const {
+  const ArgSpec* a = require(input);
+  const auto it = inputs_.find(input);
+  Buffer b(it != inputs_.end() ? it->second.view.dtype : type_of(*a), shape_of(*a, *spec_));
+  tools::fill(b.view(), x);
+  Case c = *this;
+  c.inputs_.insert_or_assign(std::string(input), own<Tensor>(std::move(b)));
+  return c;
+}
+
+Case Case::cast(std::string_view input, DType t) const {
+  return with(input, tools::cast(this->input(input), t).view());
+}
+
+Case Case::layout(std::string_view input, const Layout& l) const {
+  const TensorView& from = this->input(input);
+  Buffer b(from.dtype, {from.dims().begin(), from.dims().end()}, Fill::Poison, l);
+  assign(b.view(), values(from));
+  Case c = *this;
+  c.inputs_.insert_or_assign(std::string(input), own<Tensor>(std::move(b)));
+  return c;
+}
+
+Case Case::expand(std::string_view input, int axis) const {
+  Case c = *this;
+  Tensor& t = c.inputs_.at(std::string(input));
+  t.view.stride[static_cast<std::size_t>(axis)] = 0;
+  return c;
+}
+
+Case Case::flag(std::string_view name, FlagValue v) const {
+  if (!has_flag(name)) throw std::invalid_argument(spec_->name + " has no flag " + std::string(name));
+  Case c = *this;
+  c.flags_.insert_or_assign(std::string(name), v);
+  // A flag that swaps a state's axes, under its present or its old name: the same numbers in the other layout.
+  const FlagSpec* f = spec_->find_flag(name);
+  const std::string_view swaps = f->retired_for.empty() ? name : std::string_view(f->retired_for);
+  for (auto& [input, t] : c.inputs_) {
+    const ArgSpec* a = spec_->find_arg(input);
+    if (a->swapped_by != swaps || c.shape_of(*a, *spec_) == Shape(t.view.dims().begin(), t.view.dims().end())) continue;
+    TensorView swapped = t.view;
+    const auto n = static_cast<std::size_t>(swapped.ndim);
+    std::swap(swapped.shape[n - 1], swapped.shape[n - 2]);
+    std::swap(swapped.stride[n - 1], swapped.stride[n - 2]);
+    t = own<Tensor>(clone(swapped));
+  }
+  return c;
+}
+
+Case Case::without_flag(std::string_view name) const {
+  Case c = *this;
+  if (const auto it = c.flags_.find(name); it != c.flags_.end()) c.flags_.erase(it);
+  return c;
+}
+
+Case Case::as(std::string_view function, const std::map<std::string, std::string>& rename) const {
+  const Registry::Entry* e = registry_->find(function);
+  if (e == nullptr) throw std::invalid_argument("unknown operator " + std::string(function));
+  Case c = *this;
+  c.spec_ = &e->spec;
+  c.inputs_.clear();
+  for (const auto& [name, t] : inputs_) {
+    const auto it = rename.find(name);
+    const std::string& to = it == rename.end() ? name : it->second;
+    c.require(to);
+    c.inputs_.emplace(to, t);
+  }
+  c.flags_.clear();
+  for (const auto& [name, v] : e->spec.bench_flags) c.flags_[name] = v;
+  for (const auto& [name, v] : flags_) {
+    if (!c.has_flag(name)) throw std::invalid_argument(e->spec.name + " has no flag " + name);
+    c.flags_[name] = v;
+  }
+  return c;
+}
+
+Case Case::widen(DType to) const {
+  Case c = *this;
+  c.upstream_ = upstreams();
+  for (auto* group : {&c.inputs_, &c.upstream_})
+    for (auto& [name, t] : *group)
+      if (is_float(t.view.dtype)) t = own<Tensor>(tools::cast(t.view, to));
+  c.options_.dtype = to;
+  return c;
+}
+
+Case Case::select(const std::map<std::string, std::pair<std::int64_t, std::int64_t>>& ranges) const {
+  Case c = *this;
+  c.upstream_ = upstreams();
+  const auto cut = [&](const ArgSpec& a, Tensor& t) {
+    for (std::size_t i = 0; i < a.dims.size(); ++i)
+      if (const auto r = ranges.find(a.dims[i]); r != ranges.end())
+        t.view = slice(t.view, static_cast<int>(i), r->second.first, r->second.second);
+  };
+  for (auto& [name, t] : c.inputs_) cut(*spec_->find_arg(name), t);
+  for (auto& [name, t] : c.upstream_) cut(*spec_->find_arg(name), t);
+  for (const auto& [name, r] : ranges) {
+    if (name == "T") c.sizes_.T = r.second;
+    if (name == "H") c.sizes_.H = r.second;
+    if (name == "B") c.sizes_.B = r.second;
+  }
+  return c;
+}
+
+Case Case::tokens(std::int64_t begin, std::int64_t end) const {
+  if (!sizes_.cu_seqlens.empty()) throw std::invalid_argument("Case::tokens: packed");
+  return select({{"T", {begin, end - begin}}});
+}
+
+Case Case::head(std::int64_t h) const { return select({{"H", {h, 1}}}); }
+
+Case Case::sequence(std::int64_t n) const {
+  if (sizes_.cu_seqlens.empty()) return select({{"B", {n, 1}}, {"N", {n, 1}}});
+  const auto i = static_cast<std::size_t>(n);
+  const std::int64_t begin = sizes_.cu_seqlens[i], end = sizes_.cu_seqlens[i + 1];
+  Case c = select({{"T", {begin, end - begin}}, {"N", {n, 1}}});
+  c.sizes_.cu_seqlens.clear();
+  for (const char* index : {"cu_seqlens", "cu_seqlens_cpu"})
+    if (c.takes(index)) c = c.without(index);
+  return c;
+}
+
+Case Case::with_upstream(std::string_view output, const TensorView& contents) const {
+  Case c = *this;
+  c.upstream_.insert_or_assign(std::string(output), own<Tensor>(clone(contents)));
+  std::erase(c.no_upstream_, output);
+  return c;
+}
+
+Case Case::without_upstream(std::string_view output) const {
+  Case c = *this;
+  if (const auto it = c.upstream_.find(output); it != c.upstream_.end()) c.upstream_.erase(it);
+  c.no_upstream_.emplace_back(output);
+  return c;
+}
+
+// ---- running -----------------------------------------------------------------------------------------------------
+
+// Whether a run should ask for what this flag asks for. Scores of T x T are for dense, short calls.
+bool Case::wants_output(const FlagSpec& f) const {
+  if (f.set || flags_.contains(f.name)) return false;
+  for (const auto& a : spec_->args)
+    if (a.requested_by == f.name && std::ranges::count(a.dims, "T") > 1 && (!sizes_.cu_seqlens.empty() || sizes_.T > 512))
+      return false;
+  return true;
+}
+
+Result<DynamicCall> Case::call() const {
+  Result<DynamicCall> call = DynamicCall::make(*registry_, spec_->name);
+  if (!call) return call;
+  for (const auto& [name, v] : flags_)
+    if (Status s = call->set_flag(name, v); !s) return s;
+  for (const auto& f : spec_->flags)
+    if (wants_output(f))
+      if (Status s = call->set_flag(f.name, true); !s) return s;
+  for (const auto& [name, t] : inputs_)
+    if (Status s = call->set(name, t.view); !s) return s;
+  return call;
+}
+
+std::map<std::string, Case::Tensor, std::less<>> Case::upstreams() const {
+  std::map<std::string, Tensor, std::less<>> all = upstream_;
+  const Registry::Entry* backward = registry_->find(spec_->backward);
+  if (backward == nullptr) return all;
+  Result<DynamicCall> forward = call();
+  if (!forward) return all;
+  Result<std::vector<DynamicCall::Output>> outputs = forward->outputs(any_context());
+  if (!outputs) return all;
+  for (const auto& a : backward->spec.args) {
+    if (a.role != Role::Upstream || all.contains(a.of) || std::ranges::count(no_upstream_, a.of) > 0) continue;
+    const auto o = std::ranges::find_if(*outputs, [&](const auto& x) {
+      return x.name == "out." + a.of || x.name == "out." + a.of + ".0";
+    });
+    if (o == outputs->end()) continue;
+    Buffer b(o->dtype, o->shape);
+    std::vector<double> x(static_cast<std::size_t>(b.numel()));
+    const std::uint64_t stream = stream_of(options_.seed, "grad_out." + a.of);
+    for (std::size_t i = 0; i < x.size(); ++i) x[i] = normal(stream, i);
+    if (options_.bf16_exact)
+      for (double& e : x) e = to_float(to_bf16(static_cast<float>(e)));
+    assign(b.view(), x);
+    all.emplace(a.of, own<Tensor>(std::move(b)));
+  }
+  return all;
+}
+
+Case Case::prepared() const {
+  Case c = *this;
+  c.upstream_ = upstreams();
+  return c;
+}
+
+Result<DynamicCall> Case::backward_call() const {
+  Result<DynamicCall> forward = call();
+  if (!forward) return forward;
+  Result<DynamicCall> backward = forward->backward(*registry_);
+  if (!backward) return backward;
+  for (const auto& [of, t] : upstream_)
+    if (Status s = backward->set("grad_out." + of, t.view); !s) return s;
+  return backward;
+}
+
+Outcome Case::execute(const Context& ctx, DynamicCall& call, const RunOptions& o) const {
+  Outcome out;
+  Result<std::vector<DynamicCall::Output>> outputs = call.outputs(ctx);
+  if (!outputs) {
+    out.status = outputs.status();
+    return out;
+  }
+  if (o.state_in_place) {
+    Buffer state = clone(input("initial_state"));
+    if (out.status = call.set("initial_state", state.view()); !out.status) return out;
+    out.tensors.emplace("out.final_state", std::move(state));
+  }
+  for (const auto& x : *outputs) {
+    if (!o.only.empty() && std::ranges::count(o.only, x.name) == 0) continue;
+    if (!out.tensors.contains(x.name)) out.tensors.emplace(x.name, Buffer(x.dtype, x.shape, Fill::Poison, o.outputs));
+    if (out.status = call.bind(x.name, out.tensors.at(x.name).view()); !out.status) return out;
+  }
+  std::map<const Buffer*, std::pair<std::string, std::uint64_t>> before;
+  for (const auto& [name, t] : inputs_)
+    if (t.buffer) before.emplace(t.buffer.get(), std::pair{name, t.buffer->checksum()});
+
+  const Result<std::size_t> need = call.workspace_bytes(ctx);
+  if (!need) {
+    out.status = need.status();
+    return out;
+  }
+  out.workspace_bytes = *need;
+  const Buffer workspace = Buffer::bytes(*need, o.workspace_offset);
+  out.status = call.run(ctx, workspace.span());
+  if (out.status.ok()) {
+    const LastRoute r = last_route();
+    out.backend = r.backend;
+    out.kernel = r.kernel;
+  }
+  for (const auto& [name, b] : out.tensors)
+    if (!b.guards_intact()) out.faults.push_back(name + ": written outside the tensor");
+  if (!workspace.guards_intact()) out.faults.emplace_back("workspace: written outside its " + std::to_string(*need) + " bytes");
+  for (const auto& [buffer, x] : before)
+    if (buffer->checksum() != x.second) out.faults.push_back(x.first + ": an input was written to");
+  return out;
+}
+
+Outcome Case::run(const Context& ctx, const RunOptions& o) const {
+  Result<DynamicCall> c = call();
+  if (!c) {
+    Outcome out;
+    out.status = c.status();
+    return out;
+  }
+  return execute(ctx, *c, o);
+}
+
+Outcome Case::run_backward(const Context& ctx, const RunOptions& o) const {
+  const Case c = prepared();
+  Result<DynamicCall> b = c.backward_call();
+  if (!b) {
+    Outcome out;
+    out.status = b.status();
+    return out;
+  }
+  return c.execute(ctx, *b, o);
+}
+
+}  // namespace fla::tools

@@ -1,0 +1,398 @@
+#include "tools/gate_runner.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <set>
+
+#include "tools/common/frozen.h"
+#include "tools/common/machine.h"
+
+extern char** environ;
+
+namespace fla::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+// "simple_gla" -> "SimpleGla"
+std::string camel(const std::string& snake) {
+  std::string s;
+  bool upper = true;
+  for (const char c : snake) {
+    if (c == '_') {
+      upper = true;
+      continue;
+    }
+    s += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    upper = false;
+  }
+  return s;
+}
+
+bool letter(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
+
+struct Found {
+  std::size_t begin, end;
+  std::string name;
+};
+
+void find_name(const std::string& text, const std::string& word, const std::string& name, bool is_camel, std::vector<Found>& out) {
+  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
+    const std::size_t end = at + word.size();
+    // "gla" is not in "label_glass"; "Gla" is in "GlaGate" but not in "Glass".
+    const bool starts = is_camel || at == 0 || !letter(text[at - 1]);
+    const bool ends = end == text.size() || (is_camel ? std::islower(static_cast<unsigned char>(text[end])) == 0 : !letter(text[end]));
+    if (starts && ends) out.push_back({at, end, name});
+  }
+}
+
+bool glob(const char* pattern, const char* text) {
+  for (; *pattern != '\0'; ++pattern, ++text) {
+    if (*pattern == '*') {
+      for (const char* t = text;; ++t) {
+        if (glob(pattern + 1, t)) return true;
+        if (*t == '\0') return false;
+      }
+    }
+    if (*text == '\0' || (*pattern != '?' && *pattern != *text)) return false;
+  }
+  return *text == '\0';
+}
+
+bool in_subset(const std::string& test, const std::string& subset) {
+  if (subset.find_first_of("*?") != std::string::npos) return glob(subset.c_str(), test.c_str());
+  return test.find(subset) != std::string::npos;
+}
+
+struct TempDir {
+  fs::path path;
+  TempDir() {
+    std::string name = (fs::temp_directory_path() / "fla_gate.XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) throw Stop(kFailed, "gate: cannot make a folder: " + name + ": " + std::strerror(errno));
+    path = name;
+  }
+  ~TempDir() {
+    std::error_code ignored;
+    fs::remove_all(path, ignored);
+  }
+  TempDir(const TempDir&) = delete;
+  TempDir& operator=(const TempDir&) = delete;
+};
+
+struct Child {
+  pid_t pid = -1;
+  int fd = -1;  // its stdout and stderr
+  std::vector<std::string> tests;
+  fs::path report;
+  std::string pending;  // a line not yet complete
+  std::string running;  // the test that has begun and not ended
+  std::string tail;     // the running test's last output
+  int passed = 0, failed = 0, skipped = 0;
+  std::vector<GateResult::Failure> failures;
+  int status = 0;
+};
+
+Child start(const std::string& program, const std::vector<std::string>& arguments) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw Stop(kFailed, std::string("gate: pipe: ") + std::strerror(errno));
+  // Nothing in the environment may narrow or repeat the selection.
+  std::vector<char*> env;
+  for (char** e = environ; *e != nullptr; ++e)
+    if (std::strncmp(*e, "GTEST_", 6) != 0) env.push_back(*e);
+  env.push_back(nullptr);
+  std::vector<char*> argv{const_cast<char*>(program.c_str())};
+  for (const auto& a : arguments) argv.push_back(const_cast<char*>(a.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDOUT_FILENO);
+  posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
+  Child c;
+  const int error = posix_spawn(&c.pid, program.c_str(), &actions, nullptr, argv.data(), env.data());
+  posix_spawn_file_actions_destroy(&actions);
+  close(ends[1]);
+  if (error != 0) {
+    close(ends[0]);
+    throw Stop(kFailed, "gate: cannot start " + program + ": " + std::strerror(error));
+  }
+  c.fd = ends[0];
+  return c;
+}
+
+// Calls line(child, text) for every line of every child until all have ended.
+template <typename Fn>
+void follow(std::vector<Child>& children, Fn&& line) {
+  char buffer[65536];
+  for (;;) {
+    std::vector<pollfd> fds;
+    std::vector<Child*> open;
+    for (Child& c : children) {
+      if (c.fd < 0) continue;
+      fds.push_back({c.fd, POLLIN, 0});
+      open.push_back(&c);
+    }
+    if (fds.empty()) return;
+    if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) throw Stop(kFailed, std::string("gate: poll: ") + std::strerror(errno));
+    for (std::size_t i = 0; i < fds.size(); ++i) {
+      if (fds[i].revents == 0) continue;
+      Child& c = *open[i];
+      const ssize_t n = read(c.fd, buffer, sizeof buffer);
+      if (n < 0 && errno == EINTR) continue;
+      if (n > 0) c.pending.append(buffer, static_cast<std::size_t>(n));
+      std::size_t begin = 0;
+      for (std::size_t end; (end = c.pending.find('\n', begin)) != std::string::npos; begin = end + 1)
+        line(c, c.pending.substr(begin, end - begin));
+      c.pending.erase(0, begin);
+      if (n > 0) continue;
+      if (!c.pending.empty()) line(c, c.pending);
+      close(c.fd);
+      c.fd = -1;
+      while (waitpid(c.pid, &c.status, 0) < 0 && errno == EINTR) {
+      }
+    }
+  }
+}
+
+std::string exit_text(int status) {
+  if (WIFSIGNALED(status)) {
+    const int n = WTERMSIG(status);
+    const char* name = sigabbrev_np(n);
+    return fmt::format("killed by signal {} (SIG{}: {})", n, name != nullptr ? name : "?", strsignal(n));
+  }
+  return fmt::format("exit status {}", WEXITSTATUS(status));
+}
+
+std::vector<std::string> list_tests(const std::string& program) {
+  std::vector<Child> child;
+  child.push_back(start(program, {"--gtest_list_tests"}));
+  std::vector<std::string> tests;
+  std::string suite, output;
+  follow(child, [&](Child&, std::string line) {
+    output += line + "\n";
+    line = line.substr(0, line.find("  # "));
+    line.erase(line.find_last_not_of(" \r") + 1);
+    if (line.empty()) return;
+    if (line[0] != ' ') {
+      suite = line.back() == '.' ? line : "";
+    } else if (!suite.empty()) {
+      tests.push_back(suite + line.substr(line.find_first_not_of(' ')));
+    }
+  });
+  if (child[0].status != 0)
+    throw Stop(kFailed, fmt::format("gate: {} --gtest_list_tests: {}\n{}", program, exit_text(child[0].status), output));
+  return tests;
+}
+
+// "[       OK ] Suite.Test (3 ms)" -> the test's name when `tag` is there.
+bool tagged(const std::string& line, std::string_view tag, std::string& test) {
+  const std::size_t at = line.find(tag);
+  if (at == std::string::npos) return false;
+  const std::size_t begin = at + tag.size();
+  const std::size_t end = std::min(line.find(" (", begin), line.find(',', begin));
+  test = line.substr(begin, end == std::string::npos ? end : end - begin);
+  return true;
+}
+
+void take_line(Child& c, const std::string& line) {
+  std::string test;
+  if (tagged(line, "[ RUN      ] ", test)) {
+    c.running = test;
+    c.tail.clear();
+    return;
+  }
+  if (c.running.empty()) return;
+  if (tagged(line, "[       OK ] ", test) && test == c.running) {
+    ++c.passed;
+    c.running.clear();
+  } else if (tagged(line, "[  SKIPPED ] ", test) && test == c.running) {
+    ++c.skipped;
+    c.running.clear();
+  } else if (tagged(line, "[  FAILED  ] ", test) && test == c.running) {
+    ++c.failed;
+    c.failures.push_back({test, c.tail});
+    c.running.clear();
+  } else if (c.tail.size() < 8192) {
+    c.tail += line + "\n";
+  }
+}
+
+// The report replaces what the stream said: tests may write anything between its lines.
+void take_report(Child& c) {
+  std::ifstream in(c.report);
+  const Json j = Json::parse(in, nullptr, false);
+  if (!j.is_object() || !j.contains("testsuites")) return;
+  c.passed = c.failed = c.skipped = 0;
+  c.failures.clear();
+  for (const auto& suite : j["testsuites"])
+    for (const auto& t : suite.value("testsuite", Json::array())) {
+      const std::string name = suite.value("name", "") + "." + t.value("name", "");
+      if (t.value("status", "") != "RUN") continue;
+      if (t.contains("failures")) {
+        std::string text;
+        for (const auto& f : t["failures"]) text += f.value("failure", "") + "\n";
+        c.failures.push_back({name, text});
+        ++c.failed;
+      } else if (t.value("result", "") == "SKIPPED") {
+        ++c.skipped;
+      } else {
+        ++c.passed;
+      }
+    }
+}
+
+}  // namespace
+
+std::vector<std::string> subjects_of(const Registry& r, const std::string& test) {
+  std::vector<Found> found;
+  for (const Registry::Entry* e : r.entries()) {
+    const std::string& function = e->spec.name;
+    const std::string& name = e->spec.is_backward() ? e->spec.forward : function;
+    find_name(test, function, name, false, found);
+    find_name(test, camel(function), name, true, found);
+  }
+  for (const std::string& family : r.operations()) {
+    find_name(test, family, family, false, found);
+    find_name(test, camel(family), family, true, found);
+  }
+  std::set<std::string> names;
+  for (const Found& f : found) {
+    // "chunk_gla" inside "fused_chunk_gla" is not chunk_gla.
+    const bool inside = std::any_of(found.begin(), found.end(), [&](const Found& o) {
+      return o.begin <= f.begin && f.end <= o.end && o.end - o.begin > f.end - f.begin;
+    });
+    if (!inside) names.insert(f.name);
+  }
+  return {names.begin(), names.end()};
+}
+
+std::string find_gate() {
+  std::error_code error;
+  const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
+  if (error) return "";
+  for (const fs::path& p : {here / "fla_gate", here / ".." / "libexec" / "fla" / "fla_gate"})
+    if (access(p.c_str(), X_OK) == 0) return p.lexically_normal().string();
+  return "";
+}
+
+GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset) {
+  const auto t0 = std::chrono::steady_clock::now();
+  GateResult g;
+  g.subset = subset;
+  g.hash = frozen_hash();
+  const std::string program = find_gate();
+  if (program.empty())
+    refuse("gate: fla_gate was not found beside the program nor in ../libexec/fla; build it with `make build`");
+
+  const Registry& r = Registry::global();
+  for (const auto& v : environment_variables(r))
+    if (const char* value = std::getenv(v.name.c_str()))
+      fmt::print(stderr, "warning: {}={} is set: the gate proves the routes it leaves\n", v.name, value);
+
+  // A test belongs to every function it names; one that names a family alone belongs to all of that family.
+  std::set<std::string> wanted, families;
+  for (const Registry::Entry* e : ops) {
+    g.ops.push_back(e->spec.name);
+    wanted.insert(e->spec.name);
+    families.insert(e->spec.operation);
+  }
+  std::vector<std::string> tests;
+  for (const std::string& test : list_tests(program)) {
+    if (test.find("DISABLED_") != std::string::npos || !in_subset(test, subset)) continue;
+    if (!everything) {
+      const std::vector<std::string> about = subjects_of(r, test);
+      const bool names_function = std::any_of(about.begin(), about.end(), [&](const auto& n) { return r.find(n) != nullptr; });
+      const bool ours = std::any_of(about.begin(), about.end(), [&](const auto& n) {
+        return wanted.contains(n) || (!names_function && families.contains(n));
+      });
+      if (!ours) continue;
+    }
+    tests.push_back(test);
+  }
+  g.selected = static_cast<int>(tests.size());
+  if (tests.empty()) return g;
+
+  const TempDir temp;
+  const std::size_t shards = std::clamp<std::size_t>(tests.size() / 4, 1, static_cast<std::size_t>(std::clamp(machine().processors, 1, 16)));
+  std::vector<Child> children;
+  for (std::size_t i = 0; i < shards; ++i) {
+    std::vector<std::string> mine;
+    for (std::size_t t = i; t < tests.size(); t += shards) mine.push_back(tests[t]);
+    const fs::path report = temp.path / fmt::format("{}.json", i), flags = temp.path / fmt::format("{}.flags", i);
+    std::ofstream(flags) << "--gtest_filter=" << join(mine, ":") << "\n";
+    children.push_back(start(program, {"--gtest_flagfile=" + flags.string(), "--gtest_output=json:" + report.string(), "--gtest_color=no"}));
+    children.back().tests = std::move(mine);
+    children.back().report = report;
+  }
+  {
+    Progress progress;
+    follow(children, [&](Child& c, const std::string& line) {
+      take_line(c, line);
+      int done = 0, failed = 0;
+      for (const Child& x : children) done += x.passed + x.failed + x.skipped, failed += x.failed;
+      progress.show(fmt::format("gate: {} of {}, {} failed  {}", done, tests.size(), failed, c.running.substr(0, 60)));
+    });
+  }
+  for (Child& c : children) {
+    const bool died = WIFSIGNALED(c.status);
+    if (!died) take_report(c);
+    int done = c.passed + c.failed + c.skipped;
+    // A process whose tests were all skipped says so by its status; others may have passed.
+    const bool all_skipped = !died && WEXITSTATUS(c.status) == kNothing && c.skipped > 0 && done == static_cast<int>(c.tests.size());
+    if (died || (c.status != 0 && c.failed == 0 && !all_skipped)) {
+      // The process fell, and its test with it.
+      const std::string what = exit_text(c.status);
+      c.failures.push_back({c.running.empty() ? "fla_gate" : c.running, what + "\n" + c.tail});
+      ++c.failed;
+      if (!c.running.empty()) ++done;
+    }
+    g.passed += c.passed;
+    g.failed += c.failed;
+    g.skipped += c.skipped;
+    g.not_run += std::max(0, static_cast<int>(c.tests.size()) - done);
+    std::move(c.failures.begin(), c.failures.end(), std::back_inserter(g.failures));
+  }
+  g.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
+  return g;
+}
+
+Json to_json(const GateResult& g) {
+  Json failures = Json::array();
+  for (const auto& f : g.failures) failures.push_back({{"test", f.test}, {"text", f.text}});
+  return {{"ops", g.ops},         {"subset", g.subset.empty() ? Json(nullptr) : Json(g.subset)},
+          {"selected", g.selected}, {"passed", g.passed},
+          {"failed", g.failed},   {"skipped", g.skipped},
+          {"not_run", g.not_run}, {"seconds", g.seconds},
+          {"hash", g.hash},       {"failures", std::move(failures)}};
+}
+
+void print_gate(const GateResult& g, std::FILE* to) {
+  constexpr std::size_t kTests = 20, kText = 1200;
+  for (std::size_t i = 0; i < std::min(kTests, g.failures.size()); ++i) {
+    const auto& f = g.failures[i];
+    fmt::print(to, "FAILED {}\n{}{}\n", f.test, f.text.substr(0, kText), f.text.size() > kText ? "..." : "");
+  }
+  if (g.failures.size() > kTests) fmt::print(to, "... and {} more\n", g.failures.size() - kTests);
+  if (g.selected == 0) {
+    fmt::print(to, "gate: no test was selected{}\n", g.subset.empty() ? "" : " by -k '" + g.subset + "'");
+    return;
+  }
+  std::string rest;
+  if (g.not_run > 0) rest += fmt::format(", {} not run", g.not_run);
+  if (!g.subset.empty()) rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
+  else if (g.exit_code() == kNothing) rest += "; all were skipped: not green";
+  fmt::print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped, rest, g.seconds,
+             g.hash);
+}
+
+}  // namespace fla::tools

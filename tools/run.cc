@@ -1,0 +1,154 @@
+// fla run: an operator on tensors from a file.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "CLI/CLI.hpp"
+#include "fla/core/version.h"
+#include "fla/registry/dynamic.h"
+#include "tools/command.h"
+#include "tools/common/buffer.h"
+#include "tools/common/safetensors.h"
+
+namespace fla::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Options {
+  std::string op, in, out;
+  std::vector<std::string> set;
+  bool backward = false, json = false;
+  CallOptions call;
+};
+
+// Finds out before the work whether the result can be written. The writer puts a new file beside the old one first.
+void require_writable(const std::string& out) {
+  std::error_code error;
+  const fs::path path = fs::absolute(out, error);
+  if (error || path.filename().empty()) refuse("--out: expected a file, got '{}'", out);
+  const fs::file_status status = fs::status(path, error);
+  if (fs::exists(status) && !fs::is_regular_file(status)) refuse("--out: expected a file, got a folder or device '{}'", out);
+  std::string probe = (path.parent_path() / ".fla_run.XXXXXX").string();
+  const int fd = mkstemp(probe.data());
+  if (fd < 0) refuse("--out: cannot write '{}': {}", out, std::strerror(errno));
+  close(fd);
+  unlink(probe.c_str());
+}
+
+bool ignored(std::string_view name) { return name.starts_with("out.") || name.starts_with("grad.") || name.starts_with("aux."); }
+
+using Results = std::vector<std::pair<std::string, Buffer>>;
+
+LastRoute compute(const Context& ctx, DynamicCall& call, Results& results) {
+  for (const auto& out : check(call.outputs(ctx))) {
+    results.emplace_back(out.name, Buffer(out.dtype, out.shape));
+    check(call.bind(out.name, results.back().second.view()));
+  }
+  check(call.run(ctx));
+  return last_route();
+}
+
+int run(const Options& o) {
+  const Registry& r = Registry::global();
+  const FunctionSpec& spec = find_operator(r, o.op).spec;
+  require_cpu(o.call);
+  require_backend(r, o.call.backend);
+  if (o.backward && spec.backward.empty()) refuse("--backward: {} has none", spec.name);
+
+  DynamicCall call = check(DynamicCall::make(r, o.op));
+  for (const auto& s : o.set) {
+    const std::size_t equals = s.find('=');
+    if (equals == std::string::npos) refuse("--set: expected name=value, got '{}'", s);
+    check(call.set_flag_text(s.substr(0, equals), s.substr(equals + 1)));
+  }
+  for (const auto& w : call.warnings()) fmt::print(stderr, "warning: {}\n", w);
+
+  const std::shared_ptr<SafeTensorsFile> file = check(SafeTensorsFile::open(o.in));
+  std::vector<std::pair<std::string, TensorView>> upstream;
+  for (const auto& [name, t] : file->tensors()) {
+    if (ignored(name)) continue;
+    if (name.starts_with("grad_out.")) {
+      if (o.backward) upstream.emplace_back(name, t);
+      continue;
+    }
+    if (Status s = call.set(name, t); !s) refuse("{}: {}", o.in, s.message());
+  }
+  for (const auto& [name, type] : file->unsupported())
+    if (!ignored(name) && (o.backward || !name.starts_with("grad_out.")))
+      refuse("{}: {}: expected dtype F32, F16, BF16, F64, I32 or I64, got {}", o.in, name, type);
+  if (o.backward && upstream.empty()) refuse("{}: --backward needs the gradient of an output, such as grad_out.o, got none", o.in);
+  DynamicCall backward;
+  if (o.backward) {
+    backward = check(call.backward(r));
+    for (const auto& [name, t] : upstream)
+      if (Status s = backward.set(name, t); !s) refuse("{}: {}", o.in, s.message());
+  }
+
+  const Context ctx(context_options(o.call));
+  // Every refusal comes before the first computation.
+  if (auto outputs = call.outputs(ctx); !outputs) refuse("{}: {}", o.in, outputs.status().message());
+  if (o.backward)
+    if (auto outputs = backward.outputs(ctx); !outputs) refuse("{}: {}", o.in, outputs.status().message());
+  require_writable(o.out);
+
+  Results results;
+  const auto t0 = std::chrono::steady_clock::now();
+  const LastRoute forward_route = compute(ctx, call, results);
+  LastRoute backward_route;
+  if (o.backward) backward_route = compute(ctx, backward, results);
+  const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - t0).count();
+
+  std::vector<std::pair<std::string, TensorView>> tensors;
+  for (const auto& [name, b] : results) tensors.emplace_back(name, b.view());
+  check(write_safetensors(o.out, tensors, {{"op", spec.name}, {"backend", forward_route.backend}, {"fla", build_info().version}}));
+
+  if (o.json) {
+    Json outputs = Json::array();
+    for (const auto& [name, t] : tensors)
+      outputs.push_back({{"name", name}, {"dtype", name_of(t.dtype)}, {"shape", std::vector<std::int64_t>(t.dims().begin(), t.dims().end())}});
+    print_json({{"op", spec.name},
+                {"in", o.in},
+                {"out", o.out},
+                {"backend", forward_route.backend},
+                {"kernel", forward_route.kernel},
+                {"backward_backend", o.backward ? Json(backward_route.backend) : Json(nullptr)},
+                {"threads", ctx.threads()},
+                {"ms", ms},
+                {"warnings", call.warnings()},
+                {"outputs", std::move(outputs)}});
+  } else {
+    for (const auto& [name, t] : tensors) fmt::print("{} {} {}\n", name, name_of(t.dtype), shape_string(t.dims()));
+    fmt::print("{}: {} ({}), {:.3f} ms, {} threads, written to {}\n", spec.name, forward_route.backend, forward_route.kernel, ms,
+               ctx.threads(), o.out);
+  }
+  return kGood;
+}
+
+}  // namespace
+
+Command add_run(CLI::App& root) {
+  auto o = std::make_shared<Options>();
+  CLI::App* app = add_command(root, "run", "Run an operator on tensors from a .safetensors file",
+                              "  fla run chunk_gla --in layer.safetensors --out o.safetensors --set output_final_state=true\n"
+                              "  fla run chunk_gla --in layer.safetensors --out g.safetensors --backward   (reads grad_out.o)");
+  app->add_option("OP", o->op, "operator")->required();
+  app->add_option("--in", o->in, "tensors by argument name; out.*, grad.* and aux.* are ignored")->required();
+  app->add_option("--out", o->out, "file to write: out.o, out.final_state, grad.q, ...")->required();
+  app->add_option("--set", o->set, "a flag: name=value; repeatable (flags in the file's metadata do not count)")->allow_extra_args(false);
+  app->add_flag("--backward", o->backward, "gradients too, from the file's grad_out.* tensors");
+  add_device(app, o->call);
+  add_backend(app, o->call);
+  add_threads(app, o->call);
+  add_json(app, o->json);
+  return {app, [o] { return run(*o); }};
+}
+
+}  // namespace fla::tools

@@ -1,0 +1,21 @@
+// From a user's shape to the sizes of one operator's call.
+#pragma once
+
+#include <string>
+
+#include "fla/registry/spec.h"
+#include "tools/common/cases.h"
+#include "tools/common/shapes.h"
+
+namespace fla::tools {
+
+// Refuses a shape that lacks a size the operator needs or gives one that it does not have. B defaults to 1, K and V to D;
+// an operator over channels ([B, T, D]) gets H * D of them.
+Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape);
+
+// The value of an axis symbol ("B", "N+1") for these sizes.
+std::int64_t size_of_symbol(const Sizes& s, const std::string& symbol);
+
+bool uses(const FunctionSpec& spec, const std::string& symbol);
+
+}  // namespace fla::tools
