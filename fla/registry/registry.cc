@@ -220,32 +220,38 @@ Status check_backend_name(const Context& ctx, const Registry::Entry& e) {
   return {Code::InvalidArgument, e.spec.name + ": backend: '" + want + "' is unknown; known: " + known + kReference};
 }
 
+enum class LogKind : int { Hit, Refusal, Fallback };
+
+void log_once(const Context& ctx, const Registry::Entry& e, LogLevel level, const ErasedKernel& k, LogKind kind,
+              std::string_view text) {
+  ctx.log_once(&k, static_cast<int>(kind), {level, e.spec.operation, e.spec.name, k.backend, text});
+}
+
 struct Choice {
   const ErasedKernel* kernel = nullptr;
   bool by_default = false;
 };
 
+enum class Purpose { Run, Ask };  // only a call that runs is logged
+
 // steps may be null (a real call wants only the choice).
-Status choose(const Context& ctx, const Registry::Entry& e, const void* args, const CallInfo& info, Choice& choice,
-              std::vector<RouteStep>* steps) {
+Status choose(const Context& ctx, const Registry::Entry& e, const void* args, const CallInfo& info, Purpose purpose,
+              Choice& choice, std::vector<RouteStep>* steps) {
   using O = RouteStep::Outcome;
   std::string refusals;
   if (!kDispatchDisabled) {
     for (const auto& c : e.candidates) {
       if (steps == nullptr && ctx.options().backend == kReference) break;
       Tried t = try_candidate(ctx, c, args, info);
-      const auto record = [&](LogLevel level, const std::string& text) -> LogRecord {
-        return {level, e.spec.operation, e.spec.name, c.backend->name, text};
-      };
       if (steps != nullptr) {
         steps->push_back({c.backend->name, c.kernel != nullptr ? c.kernel->name : "", t.outcome, t.reason});
       } else if (t.outcome == O::Refused) {
-        ctx.log_once(c.kernel, 1, record(LogLevel::Info, "refused: " + t.reason));
+        if (purpose == Purpose::Run)
+          log_once(ctx, e, LogLevel::Info, *c.kernel, LogKind::Refusal, "refused: " + t.reason);
       } else if (t.outcome == O::Missing && ctx.options().strict) {
         return {Code::Internal, e.spec.name + ": backend " + c.backend->name + " " + t.reason};
       } else if (t.outcome == O::Accepted) {
         choice.kernel = c.kernel;
-        if (ctx.options().log) ctx.log_once(c.kernel, 0, record(LogLevel::Info, "hit"));
         return {};
       }
       if (t.outcome == O::Accepted && choice.kernel == nullptr) choice.kernel = c.kernel;
@@ -265,10 +271,9 @@ Status choose(const Context& ctx, const Registry::Entry& e, const void* args, co
   if (choice.kernel != nullptr) return {};
   if (reference_allowed && reference_serves) {
     choice = {e.reference, true};
-    if (steps == nullptr && ctx.options().backend.empty())
-      ctx.log_once(e.reference, 2,
-                   {LogLevel::Warning, e.spec.operation, e.spec.name, kReference,
-                    "no backend took the call; the double-precision reference is slow"});
+    if (purpose == Purpose::Run && ctx.options().backend.empty())
+      log_once(ctx, e, LogLevel::Warning, *e.reference, LogKind::Fallback,
+               "no backend took the call; the double-precision reference is slow");
     return {};
   }
   return {Code::Unsupported, e.spec.name + ": no backend takes this call" + refusals};
@@ -286,7 +291,7 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
 
   const CallInfo info = call_info(ctx, e, c);
   Choice choice;
-  if (Status s = choose(ctx, e, args, info, choice, nullptr); !s) return s;
+  if (Status s = choose(ctx, e, args, info, Purpose::Run, choice, nullptr); !s) return s;
   const std::size_t need = choice.kernel->workspace ? choice.kernel->workspace(args, info) : 0;
   std::unique_ptr<std::byte[]> own;
   if (allocate && need > 0) {
@@ -303,7 +308,10 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
   if (ctx.options().poison && info.device.type == DeviceType::Cpu && !given.empty())
     std::memset(given.data(), 0xff, given.size());
   Status s = choice.kernel->launch(args, info, given.first(need));
-  if (s) t_last_route = {choice.kernel->backend.c_str(), choice.kernel->name.c_str()};
+  if (s) {
+    t_last_route = {choice.kernel->backend.c_str(), choice.kernel->name.c_str()};
+    if (!choice.by_default) log_once(ctx, e, LogLevel::Info, *choice.kernel, LogKind::Hit, "hit");
+  }
   return s;
 }
 
@@ -319,7 +327,7 @@ Result<Route> explain_call(const Context& ctx, const Registry::Entry& e, const v
   r.function = e.spec.name;
   r.dispatch_disabled = kDispatchDisabled;
   Choice choice;
-  const Status s = choose(ctx, e, args, info, choice, &r.steps);
+  const Status s = choose(ctx, e, args, info, Purpose::Ask, choice, &r.steps);
   if (!s && s.code() != Code::Unsupported) return s;
   if (choice.kernel != nullptr) {
     r.chosen = choice.kernel->backend;
@@ -336,7 +344,7 @@ Result<std::size_t> workspace_call(const Context& ctx, const Registry::Entry& e,
   if (Status s = check_backend_name(ctx, e); !s) return s;
   const CallInfo info = call_info(ctx, e, c);
   Choice choice;
-  if (Status s = choose(ctx, e, args, info, choice, nullptr); !s) return s;
+  if (Status s = choose(ctx, e, args, info, Purpose::Ask, choice, nullptr); !s) return s;
   return choice.kernel->workspace ? choice.kernel->workspace(args, info) : std::size_t{0};
 }
 

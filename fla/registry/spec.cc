@@ -233,7 +233,9 @@ struct Checker {
         if (f.power_of_two && (*i & (*i - 1)) != 0) return bad(f.name, "expected a power of two, got " + to_string(v));
       }
     }
-    return spec.check ? spec.check(args, dims) : Status();
+    if (!spec.check) return {};
+    const Status s = spec.check(args, dims);
+    return s ? s : Status(s.code(), spec.name + ": " + s.message());
   }
 };
 

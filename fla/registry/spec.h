@@ -181,7 +181,7 @@ class OpSpec {
     return input(std::move(name), m, dims, grad, std::move(o), false);
   }
   // An output; upstream is where the backward finds its gradient (nullptr: a constant of the backward).
-  OpSpec& out(std::string name, View m, std::string_view dims, GradView upstream, ArgOptions o = {}) {
+  OpSpec& out(const std::string& name, View m, std::string_view dims, GradView upstream, ArgOptions o = {}) {
     fwd_.args.push_back(make(name, m, dims, Role::Output, o));
     if (upstream != nullptr) {
       o.requested_by.clear();
@@ -259,16 +259,16 @@ class OpSpec {
     return push(std::move(old));
   }
   // A member of the shared args struct that this function does not have: anything but its default is refused.
-  OpSpec& without(std::string name, bool F::*m) {
+  OpSpec& without(const std::string& name, bool F::*m) {
     return lacks(name, [m](const F& a) { return a.*m; });
   }
-  OpSpec& without(std::string name, std::optional<bool> F::*m) {
+  OpSpec& without(const std::string& name, std::optional<bool> F::*m) {
     return lacks(name, [m](const F& a) { return (a.*m).has_value(); });
   }
-  OpSpec& without(std::string name, View m) {
+  OpSpec& without(const std::string& name, View m) {
     return lacks(name, [m](const F& a) { return (a.*m).present(); });
   }
-  OpSpec& without(std::string name, std::int64_t F::*m, std::int64_t def) {
+  OpSpec& without(const std::string& name, std::int64_t F::*m, std::int64_t def) {
     return lacks(name, [m, def](const F& a) { return a.*m != def; });
   }
 
@@ -276,6 +276,8 @@ class OpSpec {
     fwd_.max_dim[symbol] = bwd_.max_dim[symbol] = most;
     return *this;
   }
+  // What the tables cannot say. A refusal's text starts with the argument ("g_gamma: expected ..."); the function's
+  // name is put before it.
   OpSpec& check(std::function<Status(const F&, const Dims&)> fn) {
     fwd_.check = [fn](const void* a, const Dims& d) { return fn(*static_cast<const F*>(a), d); };
     bwd_.check = [fn](const void* a, const Dims& d) { return fn(static_cast<const F&>(*static_cast<const G*>(a)), d); };
@@ -311,10 +313,10 @@ class OpSpec {
     fwd_.alias_of = alias_of;
     return *this;
   }
-  OpSpec& doc(std::string text, std::string source) {
+  OpSpec& doc(const std::string& text, const std::string& source) {
     fwd_.doc = text;
     bwd_.doc = "Gradients of " + fwd_.name + ".";
-    fwd_.source = bwd_.source = std::move(source);
+    fwd_.source = bwd_.source = source;
     return *this;
   }
 

@@ -25,7 +25,8 @@ constexpr bool kVectorHalf = true;
 #endif
 
 // n elements, `stride` elements apart, widened to fp32.
-HWY_INLINE void load_row(const std::byte* src, DType type, std::int64_t stride, std::int64_t n, float* HWY_RESTRICT dst) {
+HWY_INLINE void load_row(const std::byte* src, DType type, std::int64_t stride, std::int64_t n,
+                         float* HWY_RESTRICT dst) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
@@ -129,8 +130,8 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT src, std::byte* dst, DType t
 }
 
 // Columns [c0, c0 + width) of rows [t0, t0 + n) into a tile; columns up to the next multiple of kPad become zero.
-HWY_INLINE void load_rows(const Rows& x, std::int64_t t0, std::int64_t n, std::int64_t c0, std::int64_t width, float* dst,
-                          std::int64_t ld) {
+HWY_INLINE void load_rows(const Rows& x, std::int64_t t0, std::int64_t n, std::int64_t c0, std::int64_t width,
+                          float* dst, std::int64_t ld) {
   const std::int64_t padded = pad_up(width);
   for (std::int64_t i = 0; i < n; ++i) {
     float* row = dst + i * ld;

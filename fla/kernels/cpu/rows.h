@@ -40,9 +40,9 @@ inline double scalar_at(const Rows& x, std::int64_t t, std::int64_t c = 0) {
 }
 
 // Rows that will be needed soon, asked for a few cache lines at a time between register tiles. They usually lie H * D
-// elements apart, too far for the hardware to guess; all of them at once would wait for the fill buffers (a third of the
-// time of a gla forward); and as the distance is often a multiple of 4 KB they go to L2: in L1 they would share a few
-// sets and push out the tiles.
+// elements apart, too far for the hardware to guess; all of them at once would wait for the fill buffers (a third of
+// the time of a gla forward); and as the distance is often a multiple of 4 KB they go to L2: in L1 they would share a
+// few sets and push out the tiles.
 class Prefetcher {
  public:
   void clear() { count_ = next_ = row_ = line_ = total_ = 0; }

@@ -2,8 +2,9 @@
 //   dA = lower(dO v^T)   dv = A^T dO + (k o e^{G_C - G}) D     D_prev = e^{G_C} o D + scale (q o e^G)^T dO
 //   dq_i = scale e^{G_i} o (S_0 do_i) + scale sum_{j<=i} dA_ij e^{G_i - G_j} o k_j
 //   dk_j = e^{G_C - G_j} o (D v_j)    + scale sum_{i>=j} dA_ij e^{G_i - G_j} o q_i
-// task     one sequence and a few neighbouring heads: pass A keeps the state at every chunk's start, pass B walks the chunks backwards
-// layout   sums over V leave dq, dk key-major ([K, C]): then S and D are used as they lie and only [C, V] tiles are
+// task     one sequence and a few neighbouring heads: pass A keeps the state at every chunk's start, pass B walks the
+// chunks backwards layout   sums over V leave dq, dk key-major ([K, C]): then S and D are used as they lie and only [C,
+// V] tiles are
 //          transposed
 // gates    dg_t is the sum over all pairs (source before t, use at or after t). The diagonal pairs (i, i) and the
 //          sources at or after t are left out of the sums from the start: with strong gates dg is far smaller than
@@ -11,12 +12,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "fla/kernels/cpu/targets.h"
 #include "fla/ops/common/diag_cpu.h"
 #include "fla/ops/common/diag_cpu_internal.h"
 
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fla/ops/common/diag_cpu_chunk_bwd.cc"
 #include "hwy/foreach_target.h"
@@ -43,7 +42,12 @@ inline BackwardPlan backward_plan(const DiagProblem& p, std::int64_t chunk, int 
   b.chunks = std::max<std::int64_t>(1, (longest_sequence(p) + b.BT - 1) / b.BT);
   b.group = head_group(p, b.panels, threads, kBackwardGroup);
   b.groups = (p.H + b.group - 1) / b.group;
-  b.slots = std::max<std::int64_t>(1, std::min<std::int64_t>(threads, p.N * b.groups));
+  // Every slot has room for the longest sequence; in a batch of uneven ones all threads together may not need more than
+  // one state per chunk that exists.
+  std::int64_t existing = 0;
+  for (std::int64_t n = 0; n < p.N; ++n) existing += (p.sequence(n).length + b.BT - 1) / b.BT;
+  const std::int64_t affordable = existing * b.groups / b.chunks;
+  b.slots = std::max<std::int64_t>(1, std::min({static_cast<std::int64_t>(threads), p.N * b.groups, affordable}));
   return b;
 }
 
@@ -120,8 +124,8 @@ struct BackwardHead {
 
 // Pass A: the state at the start of chunk c + 1 from that of chunk c.
 template <KeyGate kGate>
-HWY_NOINLINE void backward_advance(const DiagProblem& p, const BackwardPlan& b, BackwardTiles& w,
-                                   const BackwardHead& x, std::int64_t c, Prefetcher& ahead) {
+HWY_NOINLINE void backward_advance(const DiagProblem& p, const BackwardPlan& b, BackwardTiles& w, const BackwardHead& x,
+                                   std::int64_t c, Prefetcher& ahead) {
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), lt = token_ld(b.BT), ldv = b.panels * kBV, BT = b.BT;
   const std::int64_t panel_size = kp * kBV, state_size = b.panels * panel_size;
   const float scale = static_cast<float>(p.scale);
@@ -188,26 +192,27 @@ HWY_NOINLINE void backward_chunk(const DiagProblem& p, const BackwardPlan& b, Ba
     }
   }
 
-  prepare_chunk<kGate>(t, BT, K, x.gate, t0, C, scale, true,
-                       [&](std::int64_t first, std::int64_t last, bool entry) HWY_ATTR {
-    if (!want_dq && !want_dk) return;
-    if constexpr (kGate == KeyGate::Head) {
-      for (std::int64_t i = 0; i < C; ++i) {
-        for (std::int64_t j = 0; j < i; j += lanes) {
-          hn::StoreU(hn::Mul(hn::LoadU(d, t.mask + i * lt + j), hn::LoadU(d, w.da + i * lt + j)), d, w.da + i * lt + j);
+  prepare_chunk<kGate>(
+      t, BT, K, x.gate, t0, C, scale, true, [&](std::int64_t first, std::int64_t last, bool entry) HWY_ATTR {
+        if (!want_dq && !want_dk) return;
+        if constexpr (kGate == KeyGate::Head) {
+          for (std::int64_t i = 0; i < C; ++i) {
+            for (std::int64_t j = 0; j < i; j += lanes) {
+              hn::StoreU(hn::Mul(hn::LoadU(d, t.mask + i * lt + j), hn::LoadU(d, w.da + i * lt + j)), d,
+                         w.da + i * lt + j);
+            }
+          }
+          for (std::int64_t c = 0; want_dq && c < K; ++c) {
+            for (std::int64_t j = 0; j < C; j += lanes) {
+              hn::StoreU(hn::Mul(hn::LoadU(d, t.eg + j), hn::LoadU(d, w.sdo + c * lt + j)), d, w.sdo + c * lt + j);
+            }
+          }
         }
-      }
-      for (std::int64_t c = 0; want_dq && c < K; ++c) {
-        for (std::int64_t j = 0; j < C; j += lanes) {
-          hn::StoreU(hn::Mul(hn::LoadU(d, t.eg + j), hn::LoadU(d, w.sdo + c * lt + j)), d, w.sdo + c * lt + j);
-        }
-      }
-    }
-    if (!want_dq) return;
-    transpose(w.da + first * lt, lt, last - first, last, w.dat + first, lt);
-    gemm<false>(K, last - first, {t.kt, lt, w.dat + first, lt, last}, {}, Tri::None,
-                {w.sdo + first, lt, entry ? nullptr : t.ep}, w.dqt + first, lt);
-  });
+        if (!want_dq) return;
+        transpose(w.da + first * lt, lt, last - first, last, w.dat + first, lt);
+        gemm<false>(K, last - first, {t.kt, lt, w.dat + first, lt, last}, {}, Tri::None,
+                    {w.sdo + first, lt, entry ? nullptr : t.ep}, w.dqt + first, lt);
+      });
   for (std::int64_t i = 0; i < C; ++i) std::fill(t.a + i * lt + i + 1, t.a + (i + 1) * lt, 0.0F);
 
   if (want_dk) {
@@ -381,11 +386,6 @@ HWY_NOINLINE void backward_task(const DiagProblem& p, const BackwardPlan& b, Bac
       fetch(p.k, head[0].k, next, K);
       fetch(p.v, head[0].v, next, V);
       fetch(p.do_, head[0].do_, next, V);
-      // Writing part of a line fetches it all the same.
-      fetch(p.dq, head[0].dq, next, K);
-      fetch(p.dk, head[0].dk, next, K);
-      fetch(p.dv, head[0].dv, next, V);
-      if (kGate == KeyGate::Channel) fetch(p.dgk, head[0].dg, next, K);
       if (kGate == KeyGate::Channel) fetch(p.gk, head[0].gate.rows, next, K);
     }
     ahead.spread(heads * b.panels * (K / kMR + 1));

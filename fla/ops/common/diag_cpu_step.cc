@@ -9,12 +9,10 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "fla/kernels/cpu/targets.h"
 #include "fla/ops/common/diag_cpu.h"
 #include "fla/ops/common/diag_cpu_internal.h"
 
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "fla/ops/common/diag_cpu_step.cc"
 #include "hwy/foreach_target.h"
@@ -52,7 +50,7 @@ namespace fla::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 struct StepTiles {
-  float* state = nullptr;  // [pad_up(K), kMaxStepCols]
+  float* state = nullptr;                              // [pad_up(K), kMaxStepCols]
   float *q = nullptr, *k = nullptr, *decay = nullptr;  // [pad_up(K)]
   float *v = nullptr, *gv = nullptr, *o = nullptr;     // [kMaxStepCols]
   float* tmp = nullptr;                                // [kPad + 4, pad_up(K)]
@@ -84,7 +82,7 @@ HWY_NOINLINE void step_token(const float* src, std::int64_t lds, float* dst, std
     vv[j] = hn::LoadU(d, v + j * lanes);
     gg[j] = kValue ? hn::LoadU(d, gv + j * lanes) : vv[j];
   }
-  const auto row = [&](std::int64_t c, Vec (&acc)[NV]) HWY_ATTR {
+  const auto row = [&](std::int64_t c, Vec(&acc)[NV]) HWY_ATTR {
     const Vec kc = hn::Set(d, k[c]), qc = hn::Set(d, q[c]);
     const Vec dc = kKey ? hn::Set(d, decay[c]) : kc;
 #pragma GCC unroll 4

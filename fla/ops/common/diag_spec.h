@@ -1,6 +1,7 @@
 // Pieces of a specification that the diagonal-decay families share. A and G are a family's forward and backward args.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -61,24 +62,23 @@ OpSpec<A, G>& add_attentions(OpSpec<A, G>& s, TensorView A::*member) {
   return s.output_flag("output_attentions", "return the scores; not with cu_seqlens");
 }
 
-inline Status check_attentions(const char* function, const TensorView& attn, const TensorView& cu_seqlens) {
-  if (attn && cu_seqlens)
-    return {Code::InvalidArgument,
-            std::string(function) + ": output_attentions: expected without cu_seqlens, got both"};
+inline Status check_attentions(const TensorView& attn, const TensorView& cu_seqlens) {
+  if (attn && cu_seqlens) return {Code::InvalidArgument, "output_attentions: expected without cu_seqlens, got both"};
   return {};
 }
 
-// Useful operations by chunks of 64 (two per multiply-add): scores and their product with v over the causal half,
-// queries times state, state update. The backward adds those of its five products with states and its scores.
+// Useful operations by chunks of 64, fewer when T is (two per multiply-add): scores and their product with v over the
+// causal half, queries times state, state update. The backward: five products with states, five with scores.
+inline double diag_chunk_tokens(const Dims& d) { return static_cast<double>(std::min<std::int64_t>(d["T"], 64)); }
 inline double diag_forward_flops(const Dims& d) {
   const double rows = static_cast<double>(d["B"] * d["T"] * d["H"]), K = static_cast<double>(d["K"]),
                V = static_cast<double>(d["V"]);
-  return rows * (64.0 * (K + V) + 4.0 * K * V);
+  return rows * (diag_chunk_tokens(d) * (K + V) + 4.0 * K * V);
 }
 inline double diag_backward_flops(const Dims& d) {
   const double rows = static_cast<double>(d["B"] * d["T"] * d["H"]), K = static_cast<double>(d["K"]),
                V = static_cast<double>(d["V"]);
-  return rows * (64.0 * (3.0 * K + 2.0 * V) + 10.0 * K * V);
+  return rows * (diag_chunk_tokens(d) * (3.0 * K + 2.0 * V) + 10.0 * K * V);
 }
 
 }  // namespace fla

@@ -9,11 +9,10 @@ using A = LightningAttnArgs;
 using G = LightningAttnBackwardArgs;
 using Spec = OpSpec<A, G>;
 
-Status check_layer(const char* function, const A& a) {
+Status check_layer(const A& a) {
   if (*a.layer_idx > *a.num_layers)
-    return {Code::InvalidArgument, std::string(function) +
-                                       ": layer_idx: expected 0 to num_layers = " + std::to_string(*a.num_layers) +
-                                       ", got " + std::to_string(*a.layer_idx) + " (the gate would be positive)"};
+    return {Code::InvalidArgument, "layer_idx: expected 0 to num_layers = " + std::to_string(*a.num_layers) + ", got " +
+                                       std::to_string(*a.layer_idx) + " (the gate would be positive)"};
   return {};
 }
 
@@ -25,7 +24,7 @@ Spec begin(FunctionId<A> f, FunctionId<G> b, const char* doc) {
   s.flag("scale", &A::scale, "multiplies q; default K^(-1/2)");
   add_state_args(s, "");
   s.tolerance(0.005).flops(diag_forward_flops, diag_backward_flops);
-  s.check([name = f.name](const A& a, const Dims&) { return check_layer(name, a); });
+  s.check([](const A& a, const Dims&) { return check_layer(a); });
   s.bench_flag("layer_idx", std::int64_t{0}).bench_flag("num_layers", std::int64_t{12});
   s.doc(doc, "Qin et al., Lightning Attention-2, 2024");
   return s;

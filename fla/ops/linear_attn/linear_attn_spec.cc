@@ -12,22 +12,19 @@ using A = LinearAttnArgs;
 using G = LinearAttnBackwardArgs;
 using Spec = OpSpec<A, G>;
 
-Status refuse(const std::string& function, const char* arg, const char* text) {
-  return {Code::InvalidArgument, function + ": " + arg + ": " + text};
-}
+Status refuse(const char* arg, const char* text) { return {Code::InvalidArgument, std::string(arg) + ": " + text}; }
 
-Status check_forward(const std::string& function, bool normalize, const A& a) {
+Status check_forward(bool normalize, const A& a) {
   if (normalize) return {};
-  if (a.initial_z)
-    return refuse(function, "initial_state", "expected [N,H,K,V] alone, got a pair, but normalize is false");
-  if (a.final_z) return refuse(function, "final_state.1", "expected none, as normalize is false, got an output");
+  if (a.initial_z) return refuse("initial_state", "expected [N,H,K,V] alone, got a pair, but normalize is false");
+  if (a.final_z) return refuse("final_state.1", "expected none, as normalize is false, got an output");
   return {};
 }
 
-Status check_backward(const std::string& function, bool normalize, const G& a) {
-  if (Status s = check_forward(function, normalize, a); !s) return s;
+Status check_backward(bool normalize, const G& a) {
+  if (Status s = check_forward(normalize, a); !s) return s;
   if (!normalize && a.dzt)
-    return refuse(function, "dfinal_state.1", "expected none, as normalize is false, got an upstream gradient");
+    return refuse("dfinal_state.1", "expected none, as normalize is false, got an upstream gradient");
   return {};
 }
 
@@ -58,17 +55,15 @@ void add(Registry& r, FunctionId<A> f, FunctionId<G> b, bool normalize, bool rev
   s.pair_state(in_effect)
       .tolerance(0.001)
       .flops(diag_forward_flops, diag_backward_flops)
-      .check([in_effect, name = std::string(f.name)](const A& a, const Dims&) {
-        return check_forward(name, in_effect(a), a);
-      })
+      .check([in_effect](const A& a, const Dims&) { return check_forward(in_effect(a), a); })
       .doc(doc,
            "Katharopoulos et al., Transformers are RNNs: Fast Autoregressive Transformers with Linear Attention, "
            "2020");
   r.add_function(s.take_forward());
   FunctionSpec back = s.take_backward();
-  back.check = [in_effect, name = back.name](const void* p, const Dims&) {
+  back.check = [in_effect](const void* p, const Dims&) {
     const G& a = *static_cast<const G*>(p);
-    return check_backward(name, in_effect(a), a);
+    return check_backward(in_effect(a), a);
   };
   r.add_function(std::move(back));
 }

@@ -51,7 +51,7 @@ void register_retention_spec(Registry& r) {
     s.without("initial_state", &A::initial_state).without("final_state", &A::final_state);
     s.without("reverse", &A::reverse).without("state_v_first", &A::state_v_first);
     s.without("chunk_size", &A::chunk_size, 64);
-    s.check([](const A& a, const Dims&) { return check_attentions(kParallelRetention.name, a.attn, a.cu_seqlens); });
+    s.check([](const A& a, const Dims&) { return check_attentions(a.attn, a.cu_seqlens); });
     r.add(s);
   }
 }

@@ -18,10 +18,8 @@ Spec begin(FunctionId<A> f, FunctionId<G> b, bool constant_gate, const char* doc
     s.opt_in(
         "g_gamma", &A::g_gamma, "H", nullptr,
         {.types = Types::Acc, .gen = {.kind = Gen::Kind::None}, .doc = "constant log gate per head, instead of g"});
-    s.check([name = f.name](const A& a, const Dims&) -> Status {
-      if (a.g && a.g_gamma)
-        return {Code::InvalidArgument,
-                std::string(name) + ": g_gamma: expected at most one of g and g_gamma, got both"};
+    s.check([](const A& a, const Dims&) -> Status {
+      if (a.g && a.g_gamma) return {Code::InvalidArgument, "g_gamma: expected at most one of g and g_gamma, got both"};
       return {};
     });
   }
@@ -68,7 +66,7 @@ void register_simple_gla_spec(Registry& r) {
     s.without("g_gamma", &A::g_gamma).without("initial_state", &A::initial_state);
     s.without("final_state", &A::final_state).without("reverse", &A::reverse);
     s.without("state_v_first", &A::state_v_first).without("chunk_size", &A::chunk_size, 64);
-    s.check([](const A& a, const Dims&) { return check_attentions(kParallelSimpleGla.name, a.attn, a.cu_seqlens); });
+    s.check([](const A& a, const Dims&) { return check_attentions(a.attn, a.cu_seqlens); });
     r.add(s);
   }
 }
