@@ -57,7 +57,9 @@ bool all_finite(const TensorView& t) {  // contiguous
 
 std::size_t bytes_of(const TensorView& t) { return static_cast<std::size_t>(t.numel()) * size_of(t.dtype); }
 
-bool with_states(const FunctionSpec& spec, const Sizes& s) { return s.T == 1 && spec.find_arg("initial_state") != nullptr; }
+bool with_states(const FunctionSpec& spec, const Sizes& s) {
+  return s.T == 1 && spec.find_arg("initial_state") != nullptr;
+}
 
 // The benchmark's call: only what the shape is about. Decoding takes a state and gives one.
 Case bench_case(const FunctionSpec& spec, const Sizes& sizes, DType dtype) {
@@ -154,7 +156,8 @@ double limit_of(const FunctionSpec& spec, const std::string& tensor, DType dtype
   return dtype == DType::BF16 ? std::max(page, gradient ? 0.01 : 0.005) : page;
 }
 
-void compare_outcomes(const FunctionSpec& spec, const Outcome& expected, const Outcome& got, DType dtype, Agreement& a) {
+void compare_outcomes(const FunctionSpec& spec, const Outcome& expected, const Outcome& got, DType dtype,
+                      Agreement& a) {
   const auto problem = [&](const std::string& text) {
     if (a.problem.empty()) a.problem = "small case against the reference: " + text;
   };
@@ -168,7 +171,8 @@ void compare_outcomes(const FunctionSpec& spec, const Outcome& expected, const O
   }
 }
 
-Agreement agree(const Context& ctx, const Context& reference, const FunctionSpec& spec, const Sizes& sizes, DType dtype, bool backward) {
+Agreement agree(const Context& ctx, const Context& reference, const FunctionSpec& spec, const Sizes& sizes, DType dtype,
+                bool backward) {
   Agreement a;
   const Case c = bench_case(spec, cut_down(sizes), dtype).prepared();
   const Case wide = c.widen(DType::F64);
@@ -258,7 +262,8 @@ void finish(Timed& t, const Roof& roof) {
   const Route& route = t.with_backward ? p.backward.route : p.forward.route;
   r.backend = route.chosen;
   r.kernel = p.forward.route.kernel;
-  if (t.with_backward && p.forward.route.chosen != route.chosen) r.backend = p.forward.route.chosen + "+" + route.chosen;
+  if (t.with_backward && p.forward.route.chosen != route.chosen)
+    r.backend = p.forward.route.chosen + "+" + route.chosen;
   if (t.with_backward && route.kernel != r.kernel) r.kernel += "+" + route.kernel;
   r.workspace_bytes = t.with_backward ? std::max(p.forward.workspace, p.backward.workspace) : p.forward.workspace;
   r.peak_bytes = r.workspace_bytes + p.forward.output_bytes +
@@ -292,7 +297,8 @@ void finish(Timed& t, const Roof& roof) {
 std::vector<std::string> parse_modes(const std::string& text) {
   std::vector<std::string> modes;
   for (const auto& m : split(text, ',')) {
-    if (m != "fwd" && m != "fwdbwd") refuse("--modes: expected fwd, fwdbwd or both separated by a comma, got '{}'", text);
+    if (m != "fwd" && m != "fwdbwd")
+      refuse("--modes: expected fwd, fwdbwd or both separated by a comma, got '{}'", text);
     if (std::find(modes.begin(), modes.end(), m) == modes.end()) modes.push_back(m);
   }
   return modes;
@@ -309,10 +315,12 @@ bool skips(const FunctionSpec& spec, const NamedShape& s, std::size_t operators)
 void add_bench_options(CLI::App* app, BenchOptions& o) {
   std::string groups;
   for (const auto& g : shape_groups()) groups += (groups.empty() ? "" : "; ") + g.name + ": " + g.doc;
-  app->add_option("--shapes", o.shapes, "names such as B1_T512_H16_D64, or groups, separated by commas (" + groups + ")");
+  app->add_option("--shapes", o.shapes,
+                  "names such as B1_T512_H16_D64, or groups, separated by commas (" + groups + ")");
   app->add_option("--custom-shapes", o.custom_shapes, R"(JSON or @FILE: {"name": {"B": 1, "T": 64, "H": 2, "D": 64}})");
   app->add_option("--modes", o.modes, "fwd, fwdbwd (default both)");
-  app->add_option("--varlen", o.varlen, "packed sequences, H16, D64 and D128: even, ragged, or boundaries such as 0,20,64");
+  app->add_option("--varlen", o.varlen,
+                  "packed sequences, H16, D64 and D128: even, ragged, or boundaries such as 0,20,64");
   add_dtype(app, o.call);
   add_device(app, o.call);
   add_backend(app, o.call);
@@ -358,8 +366,10 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
         row.mode = mode;
         row.shape = s.name;
         row.sizes = s;
-        if (backward && spec.backward.empty()) row.error = "has no backward";
-        else job.backward |= backward, job.rows.push_back(run.rows.size());
+        if (backward && spec.backward.empty())
+          row.error = "has no backward";
+        else
+          job.backward |= backward, job.rows.push_back(run.rows.size());
         run.rows.push_back(std::move(row));
       }
       job.estimate = estimate_bytes(spec, job.sizes, dtype, job.backward);
@@ -382,8 +392,10 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
   for (std::size_t begin = 0; begin < jobs.size();) {
     // As many shapes as fit side by side are measured in turns.
     std::size_t end = begin;
-    for (double sum = 0.0; end < jobs.size() && (end == begin || sum + jobs[end].estimate <= together); ++end) sum += jobs[end].estimate;
-    const std::string where = end - begin == jobs.size() ? "" : fmt::format("[{}-{} of {}]", begin + 1, end, jobs.size());
+    for (double sum = 0.0; end < jobs.size() && (end == begin || sum + jobs[end].estimate <= together); ++end)
+      sum += jobs[end].estimate;
+    const std::string where =
+        end - begin == jobs.size() ? "" : fmt::format("[{}-{} of {}]", begin + 1, end, jobs.size());
     std::vector<std::unique_ptr<Prepared>> prepared;
     std::deque<Timed> timed;
     for (std::size_t j = begin; j < end; ++j) {
@@ -394,7 +406,8 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
       };
       if (job.rows.empty()) continue;
       if (job.estimate > most) {
-        fail(fmt::format("needs about {}, {} available", bytes_text(job.estimate), bytes_text(static_cast<double>(run.machine.available_bytes))));
+        fail(fmt::format("needs about {}, {} available", bytes_text(job.estimate),
+                         bytes_text(static_cast<double>(run.machine.available_bytes))));
         continue;
       }
       progress.show(fmt::format("bench: {} preparing {} {}", where, spec.name, job.shape->name));
@@ -495,8 +508,8 @@ Json to_json(const BenchRun& b) {
 
 void print_bench(const BenchRun& b) {
   const BuildInfo& info = build_info();
-  fmt::print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu, b.machine.isa, b.threads,
-             b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
+  fmt::print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n",
+             b.machine.cpu, b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
   fmt::print("fla {} ({}), {} {}, {} inputs\n", info.version, info.commit, info.compiler, info.build_type, b.dtype);
   std::string op;
   std::vector<std::vector<std::string>> rows;
@@ -510,16 +523,20 @@ void print_bench(const BenchRun& b) {
     if (r.op != op) {
       flush();
       op = r.op;
-      rows.push_back({"  shape", "mode", "backend", "median ms", "p10", "p90", "n", "GFLOP/s", "of peak", "of roofline", "memory", "workspace", "R", ""});
+      rows.push_back({"  shape", "mode", "backend", "median ms", "p10", "p90", "n", "GFLOP/s", "of peak", "of roofline",
+                      "memory", "workspace", "R", ""});
     }
     const double gflops = r.n > 0 ? r.flops / r.median * 1e-6 : 0.0;
     const bool model = r.flops > 0 && r.n > 0;
-    const auto ms = [&](double x) { return r.n == 0 ? std::string("-") : fmt::format("{:.{}f}", x, x < 1 ? 4 : x < 100 ? 3 : 1); };
-    rows.push_back({"  " + r.shape, r.mode, r.backend.empty() ? "-" : r.backend + "/" + r.kernel, ms(r.median), ms(r.p10), ms(r.p90),
-                    std::to_string(r.n), model ? fmt::format("{:.1f}", gflops) : "-",
+    const auto ms = [&](double x) {
+      return r.n == 0 ? std::string("-") : fmt::format("{:.{}f}", x, x < 1 ? 4 : x < 100 ? 3 : 1);
+    };
+    rows.push_back({"  " + r.shape, r.mode, r.backend.empty() ? "-" : r.backend + "/" + r.kernel, ms(r.median),
+                    ms(r.p10), ms(r.p90), std::to_string(r.n), model ? fmt::format("{:.1f}", gflops) : "-",
                     model ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
-                    model ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-", bytes_text(static_cast<double>(r.peak_bytes)),
-                    bytes_text(static_cast<double>(r.workspace_bytes)), fmt::format("{:.1g}", r.err), r.error.empty() ? "" : "FAILED: " + r.error});
+                    model ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-",
+                    bytes_text(static_cast<double>(r.peak_bytes)), bytes_text(static_cast<double>(r.workspace_bytes)),
+                    fmt::format("{:.1g}", r.err), r.error.empty() ? "" : "FAILED: " + r.error});
   }
   flush();
 }

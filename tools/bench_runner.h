@@ -30,7 +30,7 @@ struct BenchRow {
   double err = 0.0;      // the largest R of that small case
   double median = 0, p10 = 0, p20 = 0, p80 = 0, p90 = 0;  // ms
   std::size_t n = 0;
-  std::size_t peak_bytes = 0;       // inputs, outputs, workspace
+  std::size_t peak_bytes = 0;  // inputs, outputs, workspace
   std::size_t workspace_bytes = 0;
   double flops = 0.0, bytes = 0.0;  // useful operations (0: no model), tensors read and written once
   double floor = 0.0;               // ms; 0: no model

@@ -51,18 +51,26 @@ std::string text_or_file(const std::string& argument) {
 
 const std::vector<ShapeGroup>& shape_groups() {
   static const std::vector<ShapeGroup> groups = {
-      {"cpu", "the default", {dense(1, 512, 16, 64), dense(1, 512, 16, 128), dense(1, 4096, 16, 64), dense(1, 4096, 16, 128)}},
+      {"cpu",
+       "the default",
+       {dense(1, 512, 16, 64), dense(1, 512, 16, 128), dense(1, 4096, 16, 64), dense(1, 4096, 16, 128)}},
       {"decode", "one token, with a state in and out", {dense(1, 1, 16, 64), dense(1, 1, 16, 128)}},
-      {"varlen", "packed sequences", {packed("even", kEven, 64), packed("even", kEven, 128), packed("ragged", kRagged, 64), packed("ragged", kRagged, 128)}},
-      {"gpu", "the six of FLA's benchmark", {dense(1, 8192, 96, 128), dense(2, 16384, 16, 128), dense(4, 2048, 16, 128),
-                                             dense(4, 4096, 64, 128), dense(8, 2048, 32, 256), dense(8, 1024, 8, 64)}}};
+      {"varlen",
+       "packed sequences",
+       {packed("even", kEven, 64), packed("even", kEven, 128), packed("ragged", kRagged, 64),
+        packed("ragged", kRagged, 128)}},
+      {"gpu",
+       "the six of FLA's benchmark",
+       {dense(1, 8192, 96, 128), dense(2, 16384, 16, 128), dense(4, 2048, 16, 128), dense(4, 4096, 64, 128),
+        dense(8, 2048, 32, 256), dense(8, 1024, 8, 64)}}};
   return groups;
 }
 
 std::vector<NamedShape> bench_shapes(const std::string& names, const std::string& custom, const std::string& varlen) {
   std::vector<NamedShape> chosen;
   const auto add = [&](const NamedShape& s) {
-    if (std::none_of(chosen.begin(), chosen.end(), [&](const NamedShape& c) { return c.name == s.name; })) chosen.push_back(s);
+    if (std::none_of(chosen.begin(), chosen.end(), [&](const NamedShape& c) { return c.name == s.name; }))
+      chosen.push_back(s);
   };
   const auto add_named = [&](const std::string& name) {
     bool found = false;

@@ -90,10 +90,15 @@ int run(const Options& o) {
   const auto passed = count(CheckResult::Status::Ok), failed = count(CheckResult::Status::Failed),
              not_covered = count(CheckResult::Status::NotCovered);
   if (results.empty() && !o.function.empty() && r.find(o.function) == nullptr)
-    refuse("--function: no file names '{}', nor is it an operator of this build; nearest: {}", o.function, join(r.nearest(o.function)));
+    refuse("--function: no file names '{}', nor is it an operator of this build; nearest: {}", o.function,
+           join(r.nearest(o.function)));
 
   if (o.json) {
-    Json out = {{"cases", Json::array()}, {"passed", passed}, {"failed", failed}, {"not_covered", not_covered}, {"errors", Json::array()}};
+    Json out = {{"cases", Json::array()},
+                {"passed", passed},
+                {"failed", failed},
+                {"not_covered", not_covered},
+                {"errors", Json::array()}};
     for (const auto& c : results) out["cases"].push_back(to_json(c));
     for (const auto& [file, message] : errors) out["errors"].push_back({{"file", file}, {"message", message}});
     print_json(out);
@@ -115,16 +120,20 @@ int run(const Options& o) {
         if (t.ok && t.R < 1.0) row.second = std::max(row.second, t.R);
     }
     std::vector<std::vector<std::string>> rows;
+    rows.reserve(by_function.size());
     for (const auto& [key, row] : by_function)
-      rows.push_back({"  " + key.first, key.second, fmt::format("{} passed", row.first), fmt::format("largest R {:.2g}", row.second)});
+      rows.push_back({"  " + key.first, key.second, fmt::format("{} passed", row.first),
+                      fmt::format("largest R {:.2g}", row.second)});
     print_table(rows, {2});
-    for (const auto& [function, m] : missing) fmt::print("not covered {} ({} cases): {}\n", function, m.first, m.second);
+    for (const auto& [function, m] : missing)
+      fmt::print("not covered {} ({} cases): {}\n", function, m.first, m.second);
   }
   for (const auto& [file, message] : errors) fmt::print(stderr, "fla: {}\n", message);
   if (!o.json) {
     fmt::print("check: {} passed, {} failed, {} not covered", passed, failed, not_covered);
     if (!errors.empty()) fmt::print(", {} unreadable", errors.size());
-    fmt::print(" ({} files, {}, {})\n", files.size(), o.call.dtype, o.call.backend.empty() ? "the route of dispatch" : o.call.backend);
+    fmt::print(" ({} files, {}, {})\n", files.size(), o.call.dtype,
+               o.call.backend.empty() ? "the route of dispatch" : o.call.backend);
   }
   if (!errors.empty()) return kUsage;
   if (failed > 0) return kFailed;

@@ -61,7 +61,8 @@ void add_backend(CLI::App* app, CallOptions& o) {
   app->add_option("--backend", o.backend, "only this backend may serve (default: dispatch decides)");
 }
 void add_threads(CLI::App* app, CallOptions& o) {
-  app->add_option("--threads", o.threads, "threads of the pool (default 0: one per processor)")->check(integer(0, 4096));
+  app->add_option("--threads", o.threads, "threads of the pool (default 0: one per processor)")
+      ->check(integer(0, 4096));
 }
 
 DType parse_dtype(std::string_view name) {
@@ -124,7 +125,7 @@ std::string join(const std::vector<std::string>& words, std::string_view by) {
 
 const Registry::Entry& find_operator(const Registry& r, std::string_view name) {
   const Registry::Entry* e = r.find(name);
-  if (e == nullptr) refuse("unknown operator '{}'; nearest: {}", name, join(r.nearest(name)));
+  if (e == nullptr) throw Stop(kUsage, fmt::format("unknown operator '{}'; nearest: {}", name, join(r.nearest(name))));
   if (e->spec.is_backward()) refuse("operator: expected a forward function, got '{}'; name {}", name, e->spec.forward);
   return *e;
 }

@@ -47,7 +47,8 @@ int run(bool json) {
                 {"environment", set}});
   } else {
     std::string variables;
-    for (const auto& [name, value] : set.items()) variables += (variables.empty() ? "" : ", ") + name + "=" + value.get<std::string>();
+    for (const auto& [name, value] : set.items())
+      variables += (variables.empty() ? "" : ", ") + name + "=" + value.get<std::string>();
     print_table({{"version", b.version},
                  {"commit", b.commit},
                  {"build", std::string(b.build_type) + ", " + b.compiler + ", " + b.flags},
@@ -71,7 +72,8 @@ int run(bool json) {
 
 Command add_doctor(CLI::App& root) {
   auto json = std::make_shared<bool>(false);
-  CLI::App* app = add_command(root, "doctor", "What this build and this machine are: for bug reports", "  fla doctor\n  fla doctor --json");
+  CLI::App* app = add_command(root, "doctor", "What this build and this machine are: for bug reports",
+                              "  fla doctor\n  fla doctor --json");
   add_json(app, *json);
   return {app, [json] { return run(*json); }};
 }

@@ -74,12 +74,14 @@ void print_route(const Route& r) {
                                             r.by_default ? " (by default: no other backend took it)" : ""));
   if (r.dispatch_disabled) fmt::print("  FLA_DISABLE_BACKEND_DISPATCH is 1: the reference serves every call\n");
   std::vector<std::vector<std::string>> rows;
-  for (const auto& s : r.steps) rows.push_back({"  " + s.backend, s.kernel.empty() ? "-" : s.kernel, name_of(s.outcome), s.reason});
+  for (const auto& s : r.steps)
+    rows.push_back({"  " + s.backend, s.kernel.empty() ? "-" : s.kernel, name_of(s.outcome), s.reason});
   print_table(rows);
 }
 
 void bind_outputs(const Context& ctx, DynamicCall& call, Device device) {
-  for (const auto& out : check(call.outputs(ctx))) check(call.bind(out.name, TensorView(nowhere.data(), out.dtype, out.shape, device)));
+  for (const auto& out : check(call.outputs(ctx)))
+    check(call.bind(out.name, TensorView(nowhere.data(), out.dtype, out.shape, device)));
 }
 
 int run(const Options& o) {
@@ -98,7 +100,8 @@ int run(const Options& o) {
         if (x.role == Role::Input && !x.required) optional.push_back(x.name);
       refuse("--with: {} has no argument '{}'; optional ones: {}", spec.name, name, join(optional));
     }
-    if (name != word && !name.starts_with("cu_seqlens")) refuse("--with: expected '{}' without a value, got '{}'", name, word);
+    if (name != word && !name.starts_with("cu_seqlens"))
+      refuse("--with: expected '{}' without a value, got '{}'", name, word);
     if (name.starts_with("cu_seqlens")) {
       const auto T = shape.dims.find("T");
       shape.cu_seqlens = boundaries(word, T == shape.dims.end() ? 0 : T->second);
@@ -121,7 +124,8 @@ int run(const Options& o) {
     if (a.role != Role::Input) continue;
     if (!a.required && std::find(with.begin(), with.end(), a.name) == with.end()) continue;
     std::vector<std::int64_t> dims;
-    for (std::size_t i = 0; i < a.dims.size(); ++i) dims.push_back(size_of_symbol(sizes, spec.dim_symbol(a, i, call.args())));
+    for (std::size_t i = 0; i < a.dims.size(); ++i)
+      dims.push_back(size_of_symbol(sizes, spec.dim_symbol(a, i, call.args())));
     void* data = nowhere.data();
     // Boundaries are read on the host, so they are real.
     if (a.types == Types::Index) data = const_cast<std::int64_t*>(sizes.cu_seqlens.data());
@@ -153,13 +157,15 @@ int run(const Options& o) {
   bool served = true;
   for (const Route& x : routes) served = served && !x.chosen.empty();
   if (o.json) {
-    Json out = {{"op", spec.name},        {"shape", shape.dims},       {"cu_seqlens", sizes.cu_seqlens}, {"with", with},
-                {"dtype", o.call.dtype},  {"device", o.call.device},   {"isa", m.isa},                   {"threads", ctx.threads()},
-                {"served", served},       {"routes", Json::array()}};
+    Json out = {{"op", spec.name},        {"shape", shape.dims},      {"cu_seqlens", sizes.cu_seqlens},
+                {"with", with},           {"dtype", o.call.dtype},    {"device", o.call.device},
+                {"isa", m.isa},           {"threads", ctx.threads()}, {"served", served},
+                {"routes", Json::array()}};
     for (const Route& x : routes) out["routes"].push_back(to_json(x));
     print_json(out);
   } else {
-    fmt::print("{} {} {} on {} ({}, {} threads)\n", spec.name, o.shape, o.call.dtype, o.call.device, m.isa, ctx.threads());
+    fmt::print("{} {} {} on {} ({}, {} threads)\n", spec.name, o.shape, o.call.dtype, o.call.device, m.isa,
+               ctx.threads());
     for (const Route& x : routes) print_route(x);
   }
   return served ? kGood : kFailed;
@@ -169,14 +175,16 @@ int run(const Options& o) {
 
 Command add_explain(CLI::App& root) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = add_command(root, "explain", "Which backend and kernel a call would get, and why each other one would not",
-                              "  fla explain chunk_gla --shape B=1,T=4096,H=16,D=128\n"
-                              "  fla explain chunk_gla --shape B=1,T=64,H=2,K=32,V=48 --with initial_state --with cu_seqlens=0,20,64\n"
-                              "  fla explain chunk_gla --shape B=1,T=1,H=16,D=64 --set output_final_state=true --dtype bf16");
+  CLI::App* app = add_command(
+      root, "explain", "Which backend and kernel a call would get, and why each other one would not",
+      "  fla explain chunk_gla --shape B=1,T=4096,H=16,D=128\n"
+      "  fla explain chunk_gla --shape B=1,T=64,H=2,K=32,V=48 --with initial_state --with cu_seqlens=0,20,64\n"
+      "  fla explain chunk_gla --shape B=1,T=1,H=16,D=64 --set output_final_state=true --dtype bf16");
   app->add_option("OP", o->op, "operator")->required();
   app->add_option("--shape", o->shape, "sizes: B T H D, or K and V")->required();
   app->add_option("--set", o->set, "a flag: name=value; repeatable")->allow_extra_args(false);
-  app->add_option("--with", o->with, "give an optional argument; cu_seqlens may have values; repeatable")->allow_extra_args(false);
+  app->add_option("--with", o->with, "give an optional argument; cu_seqlens may have values; repeatable")
+      ->allow_extra_args(false);
   add_dtype(app, o->call);
   add_device(app, o->call);
   add_backend(app, o->call);

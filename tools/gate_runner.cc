@@ -47,12 +47,14 @@ struct Found {
   std::string name;
 };
 
-void find_name(const std::string& text, const std::string& word, const std::string& name, bool is_camel, std::vector<Found>& out) {
+void find_name(const std::string& text, const std::string& word, const std::string& name, bool is_camel,
+               std::vector<Found>& out) {
   for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
     const std::size_t end = at + word.size();
     // "gla" is not in "label_glass"; "Gla" is in "GlaGate" but not in "Glass".
     const bool starts = is_camel || at == 0 || !letter(text[at - 1]);
-    const bool ends = end == text.size() || (is_camel ? std::islower(static_cast<unsigned char>(text[end])) == 0 : !letter(text[end]));
+    const bool ends = end == text.size() ||
+                      (is_camel ? std::islower(static_cast<unsigned char>(text[end])) == 0 : !letter(text[end]));
     if (starts && ends) out.push_back({at, end, name});
   }
 }
@@ -79,7 +81,8 @@ struct TempDir {
   fs::path path;
   TempDir() {
     std::string name = (fs::temp_directory_path() / "fla_gate.XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) throw Stop(kFailed, "gate: cannot make a folder: " + name + ": " + std::strerror(errno));
+    if (mkdtemp(name.data()) == nullptr)
+      throw Stop(kFailed, "gate: cannot make a folder: " + name + ": " + std::strerror(errno));
     path = name;
   }
   ~TempDir() {
@@ -143,7 +146,8 @@ void follow(std::vector<Child>& children, Fn&& line) {
       open.push_back(&c);
     }
     if (fds.empty()) return;
-    if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) throw Stop(kFailed, std::string("gate: poll: ") + std::strerror(errno));
+    if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR)
+      throw Stop(kFailed, std::string("gate: poll: ") + std::strerror(errno));
     for (std::size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents == 0) continue;
       Child& c = *open[i];
@@ -190,7 +194,8 @@ std::vector<std::string> list_tests(const std::string& program) {
     }
   });
   if (child[0].status != 0)
-    throw Stop(kFailed, fmt::format("gate: {} --gtest_list_tests: {}\n{}", program, exit_text(child[0].status), output));
+    throw Stop(kFailed,
+               fmt::format("gate: {} --gtest_list_tests: {}\n{}", program, exit_text(child[0].status), output));
   return tests;
 }
 
@@ -311,7 +316,8 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     if (test.find("DISABLED_") != std::string::npos || !in_subset(test, subset)) continue;
     if (!everything) {
       const std::vector<std::string> about = subjects_of(r, test);
-      const bool names_function = std::any_of(about.begin(), about.end(), [&](const auto& n) { return r.find(n) != nullptr; });
+      const bool names_function =
+          std::any_of(about.begin(), about.end(), [&](const auto& n) { return r.find(n) != nullptr; });
       const bool ours = std::any_of(about.begin(), about.end(), [&](const auto& n) {
         return wanted.contains(n) || (!names_function && families.contains(n));
       });
@@ -323,14 +329,16 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
   if (tests.empty()) return g;
 
   const TempDir temp;
-  const std::size_t shards = std::clamp<std::size_t>(tests.size() / 4, 1, static_cast<std::size_t>(std::clamp(machine().processors, 1, 16)));
+  const std::size_t shards =
+      std::clamp<std::size_t>(tests.size() / 4, 1, static_cast<std::size_t>(std::clamp(machine().processors, 1, 16)));
   std::vector<Child> children;
   for (std::size_t i = 0; i < shards; ++i) {
     std::vector<std::string> mine;
     for (std::size_t t = i; t < tests.size(); t += shards) mine.push_back(tests[t]);
     const fs::path report = temp.path / fmt::format("{}.json", i), flags = temp.path / fmt::format("{}.flags", i);
     std::ofstream(flags) << "--gtest_filter=" << join(mine, ":") << "\n";
-    children.push_back(start(program, {"--gtest_flagfile=" + flags.string(), "--gtest_output=json:" + report.string(), "--gtest_color=no"}));
+    children.push_back(start(
+        program, {"--gtest_flagfile=" + flags.string(), "--gtest_output=json:" + report.string(), "--gtest_color=no"}));
     children.back().tests = std::move(mine);
     children.back().report = report;
   }
@@ -348,7 +356,8 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     if (!died) take_report(c);
     int done = c.passed + c.failed + c.skipped;
     // A process whose tests were all skipped says so by its status; others may have passed.
-    const bool all_skipped = !died && WEXITSTATUS(c.status) == kNothing && c.skipped > 0 && done == static_cast<int>(c.tests.size());
+    const bool all_skipped =
+        !died && WEXITSTATUS(c.status) == kNothing && c.skipped > 0 && done == static_cast<int>(c.tests.size());
     if (died || (c.status != 0 && c.failed == 0 && !all_skipped)) {
       // The process fell, and its test with it.
       const std::string what = exit_text(c.status);
@@ -369,11 +378,11 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
 Json to_json(const GateResult& g) {
   Json failures = Json::array();
   for (const auto& f : g.failures) failures.push_back({{"test", f.test}, {"text", f.text}});
-  return {{"ops", g.ops},         {"subset", g.subset.empty() ? Json(nullptr) : Json(g.subset)},
+  return {{"ops", g.ops},           {"subset", g.subset.empty() ? Json(nullptr) : Json(g.subset)},
           {"selected", g.selected}, {"passed", g.passed},
-          {"failed", g.failed},   {"skipped", g.skipped},
-          {"not_run", g.not_run}, {"seconds", g.seconds},
-          {"hash", g.hash},       {"failures", std::move(failures)}};
+          {"failed", g.failed},     {"skipped", g.skipped},
+          {"not_run", g.not_run},   {"seconds", g.seconds},
+          {"hash", g.hash},         {"failures", std::move(failures)}};
 }
 
 void print_gate(const GateResult& g, std::FILE* to) {
@@ -389,10 +398,12 @@ void print_gate(const GateResult& g, std::FILE* to) {
   }
   std::string rest;
   if (g.not_run > 0) rest += fmt::format(", {} not run", g.not_run);
-  if (!g.subset.empty()) rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
-  else if (g.exit_code() == kNothing) rest += "; all were skipped: not green";
-  fmt::print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped, rest, g.seconds,
-             g.hash);
+  if (!g.subset.empty())
+    rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
+  else if (g.exit_code() == kNothing)
+    rest += "; all were skipped: not green";
+  fmt::print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped,
+             rest, g.seconds, g.hash);
 }
 
 }  // namespace fla::tools

@@ -13,14 +13,16 @@ namespace {
 int run_program(int argc, char** argv) {
   CLI::App app("Linear-attention operators: list, run, check, prove and time them.", "fla");
   app.set_version_flag("--version", fmt::format("fla {} ({})", build_info().version, build_info().commit));
-  app.footer("Each command has --help with examples and --json.\n"
-             "Exit codes: 0 good; 1 checked and failed; 2 usage or bad input; 3 frozen scope violated; 4 nothing selected.");
+  app.footer(
+      "Each command has --help with examples and --json.\n"
+      "Exit codes: 0 good; 1 checked and failed; 2 usage or bad input; 3 frozen scope violated; 4 nothing selected.");
   app.require_subcommand(1);
   const Command commands[] = {add_ops(app),   add_run(app),    add_check(app),   add_gate(app),
                               add_bench(app), add_verify(app), add_explain(app), add_doctor(app)};
 
-  if (argc > 1 && argv[1][0] != '-' &&
-      std::none_of(std::begin(commands), std::end(commands), [&](const Command& c) { return c.app->get_name() == argv[1]; })) {
+  if (argc > 1 && argv[1][0] != '-' && std::none_of(std::begin(commands), std::end(commands), [&](const Command& c) {
+        return c.app->get_name() == argv[1];
+      })) {
     std::vector<std::string> names;
     for (const Command& c : commands) names.push_back(c.app->get_name());
     refuse("unknown command '{}'; expected {}", argv[1], join(names));

@@ -132,13 +132,16 @@ std::string gradients_text(const FunctionSpec& spec) {
 
 std::string note_text(const FunctionSpec& spec) {
   std::string note;
-  if (spec.deprecated) note = "deprecated: " + spec.alias_of;
-  else if (!spec.root) note = "exported by its family";
+  if (spec.deprecated)
+    note = "deprecated: " + spec.alias_of;
+  else if (!spec.root)
+    note = "exported by its family";
   return note;
 }
 
 void print_operators(const Registry& r, const std::vector<const Entry*>& list) {
-  std::vector<std::vector<std::string>> rows{{"family", "function", "forward", "backward", "arguments ([optional])", ""}};
+  std::vector<std::vector<std::string>> rows{
+      {"family", "function", "forward", "backward", "arguments ([optional])", ""}};
   for (const Entry* e : list)
     rows.push_back({e->spec.operation, e->spec.name, join(backends_of(e)), join(backends_of(backward_of(r, *e))),
                     arguments_text(e->spec), note_text(e->spec)});
@@ -146,11 +149,11 @@ void print_operators(const Registry& r, const std::vector<const Entry*>& list) {
 }
 
 void print_markdown(const Registry& r, const std::vector<const Entry*>& list) {
-  fmt::print("| family | function | forward | backward | arguments, optional ones in brackets | gradients |\n"
-             "|---|---|---|---|---|---|\n");
+  fmt::print(
+      "| family | function | forward | backward | arguments, optional ones in brackets | gradients |\n"
+      "|---|---|---|---|---|---|\n");
   for (const Entry* e : list) {
-    std::string note = note_text(e->spec);
-    if (!note.empty()) note = " (" + note + ")";
+    const std::string text = note_text(e->spec), note = text.empty() ? "" : fmt::format(" ({})", text);
     fmt::print("| {} | `{}`{} | {} | {} | {} | {} |\n", e->spec.operation, e->spec.name, note, join(backends_of(e)),
                join(backends_of(backward_of(r, *e))), arguments_text(e->spec), gradients_text(e->spec));
   }
@@ -194,8 +197,8 @@ void print_signature(const Registry& r, const FunctionSpec& spec) {
   if (!spec.flags.empty()) rows.push_back({"  flags"});
   for (const auto& f : spec.flags) {
     const std::string limits = limits_text(f);
-    rows.push_back({"    " + f.name, type_name(f.type), f.required ? "required" : "default " + to_string(f.def), limits,
-                    f.doc});
+    rows.push_back(
+        {"    " + f.name, type_name(f.type), f.required ? "required" : "default " + to_string(f.def), limits, f.doc});
   }
   section("outputs", [](const ArgSpec& a) { return a.role == Role::Output || a.role == Role::Gradient; });
   // A title alone in its row must not widen the first column: pad by hand.
@@ -246,7 +249,9 @@ Check check_list(const Registry& r) {
 
 int run(const Options& o) {
   const Registry& r = Registry::global();
-  if (static_cast<int>(o.check) + static_cast<int>(o.env) + static_cast<int>(o.markdown) + static_cast<int>(!o.signatures.empty()) > 1)
+  if (static_cast<int>(o.check) + static_cast<int>(o.env) + static_cast<int>(o.markdown) +
+          static_cast<int>(!o.signatures.empty()) >
+      1)
     refuse("ops: expected one of --check, --env, --markdown and --signature, got several");
   if (o.markdown && o.json) refuse("ops: --markdown: expected without --json");
   for (const auto& name : o.signatures)
@@ -261,7 +266,8 @@ int run(const Options& o) {
       continue;
     list.push_back(e);
   }
-  std::stable_sort(list.begin(), list.end(), [](const Entry* a, const Entry* b) { return a->spec.operation < b->spec.operation; });
+  std::stable_sort(list.begin(), list.end(),
+                   [](const Entry* a, const Entry* b) { return a->spec.operation < b->spec.operation; });
 
   const Check check = o.check ? check_list(r) : Check{};
   const std::vector<EnvVariable> env = o.env ? environment_variables(r) : std::vector<EnvVariable>{};
@@ -299,7 +305,8 @@ int run(const Options& o) {
     print_operators(r, list);
   }
   if (o.check) return check.ok() ? kGood : kFailed;
-  if (list.empty() && !o.env) throw Stop(kNothing, fmt::format("--filter: no operator's name or family contains '{}'", o.filter));
+  if (list.empty() && !o.env)
+    throw Stop(kNothing, fmt::format("--filter: no operator's name or family contains '{}'", o.filter));
   return kGood;
 }
 
@@ -311,7 +318,8 @@ Command add_ops(CLI::App& root) {
                               "  fla ops --filter gla\n  fla ops --signature chunk_gla\n  fla ops --check --json");
   app->add_option("--filter", o->filter, "only those whose name or family contains TEXT");
   app->add_option("--signature", o->signatures, "the typed signature of an operator; repeatable");
-  app->add_flag("--check", o->check, "compare with the list of the 55 functions; exit 1 when one is absent, extra or uncovered");
+  app->add_flag("--check", o->check,
+                "compare with the list of the 55 functions; exit 1 when one is absent, extra or uncovered");
   app->add_flag("--env", o->env, "environment variables the library reads");
   app->add_flag("--markdown", o->markdown, "the operator table as README.md has it");
   add_json(app, o->json);

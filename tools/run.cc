@@ -35,7 +35,8 @@ void require_writable(const std::string& out) {
   const fs::path path = fs::absolute(out, error);
   if (error || path.filename().empty()) refuse("--out: expected a file, got '{}'", out);
   const fs::file_status status = fs::status(path, error);
-  if (fs::exists(status) && !fs::is_regular_file(status)) refuse("--out: expected a file, got a folder or device '{}'", out);
+  if (fs::exists(status) && !fs::is_regular_file(status))
+    refuse("--out: expected a file, got a folder or device '{}'", out);
   std::string probe = (path.parent_path() / ".fla_run.XXXXXX").string();
   const int fd = mkstemp(probe.data());
   if (fd < 0) refuse("--out: cannot write '{}': {}", out, std::strerror(errno));
@@ -43,7 +44,9 @@ void require_writable(const std::string& out) {
   unlink(probe.c_str());
 }
 
-bool ignored(std::string_view name) { return name.starts_with("out.") || name.starts_with("grad.") || name.starts_with("aux."); }
+bool ignored(std::string_view name) {
+  return name.starts_with("out.") || name.starts_with("grad.") || name.starts_with("aux.");
+}
 
 using Results = std::vector<std::pair<std::string, Buffer>>;
 
@@ -84,7 +87,8 @@ int run(const Options& o) {
   for (const auto& [name, type] : file->unsupported())
     if (!ignored(name) && (o.backward || !name.starts_with("grad_out.")))
       refuse("{}: {}: expected dtype F32, F16, BF16, F64, I32 or I64, got {}", o.in, name, type);
-  if (o.backward && upstream.empty()) refuse("{}: --backward needs the gradient of an output, such as grad_out.o, got none", o.in);
+  if (o.backward && upstream.empty())
+    refuse("{}: --backward needs the gradient of an output, such as grad_out.o, got none", o.in);
   DynamicCall backward;
   if (o.backward) {
     backward = check(call.backward(r));
@@ -108,12 +112,15 @@ int run(const Options& o) {
 
   std::vector<std::pair<std::string, TensorView>> tensors;
   for (const auto& [name, b] : results) tensors.emplace_back(name, b.view());
-  check(write_safetensors(o.out, tensors, {{"op", spec.name}, {"backend", forward_route.backend}, {"fla", build_info().version}}));
+  check(write_safetensors(o.out, tensors,
+                          {{"op", spec.name}, {"backend", forward_route.backend}, {"fla", build_info().version}}));
 
   if (o.json) {
     Json outputs = Json::array();
     for (const auto& [name, t] : tensors)
-      outputs.push_back({{"name", name}, {"dtype", name_of(t.dtype)}, {"shape", std::vector<std::int64_t>(t.dims().begin(), t.dims().end())}});
+      outputs.push_back({{"name", name},
+                         {"dtype", name_of(t.dtype)},
+                         {"shape", std::vector<std::int64_t>(t.dims().begin(), t.dims().end())}});
     print_json({{"op", spec.name},
                 {"in", o.in},
                 {"out", o.out},
@@ -126,8 +133,8 @@ int run(const Options& o) {
                 {"outputs", std::move(outputs)}});
   } else {
     for (const auto& [name, t] : tensors) fmt::print("{} {} {}\n", name, name_of(t.dtype), shape_string(t.dims()));
-    fmt::print("{}: {} ({}), {:.3f} ms, {} threads, written to {}\n", spec.name, forward_route.backend, forward_route.kernel, ms,
-               ctx.threads(), o.out);
+    fmt::print("{}: {} ({}), {:.3f} ms, {} threads, written to {}\n", spec.name, forward_route.backend,
+               forward_route.kernel, ms, ctx.threads(), o.out);
   }
   return kGood;
 }
@@ -136,13 +143,15 @@ int run(const Options& o) {
 
 Command add_run(CLI::App& root) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = add_command(root, "run", "Run an operator on tensors from a .safetensors file",
-                              "  fla run chunk_gla --in layer.safetensors --out o.safetensors --set output_final_state=true\n"
-                              "  fla run chunk_gla --in layer.safetensors --out g.safetensors --backward   (reads grad_out.o)");
+  CLI::App* app =
+      add_command(root, "run", "Run an operator on tensors from a .safetensors file",
+                  "  fla run chunk_gla --in layer.safetensors --out o.safetensors --set output_final_state=true\n"
+                  "  fla run chunk_gla --in layer.safetensors --out g.safetensors --backward   (reads grad_out.o)");
   app->add_option("OP", o->op, "operator")->required();
   app->add_option("--in", o->in, "tensors by argument name; out.*, grad.* and aux.* are ignored")->required();
   app->add_option("--out", o->out, "file to write: out.o, out.final_state, grad.q, ...")->required();
-  app->add_option("--set", o->set, "a flag: name=value; repeatable (flags in the file's metadata do not count)")->allow_extra_args(false);
+  app->add_option("--set", o->set, "a flag: name=value; repeatable (flags in the file's metadata do not count)")
+      ->allow_extra_args(false);
   app->add_flag("--backward", o->backward, "gradients too, from the file's grad_out.* tensors");
   add_device(app, o->call);
   add_backend(app, o->call);

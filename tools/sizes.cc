@@ -7,9 +7,8 @@
 namespace fla::tools {
 
 bool uses(const FunctionSpec& spec, const std::string& symbol) {
-  return std::any_of(spec.args.begin(), spec.args.end(), [&](const ArgSpec& a) {
-    return std::find(a.dims.begin(), a.dims.end(), symbol) != a.dims.end();
-  });
+  return std::any_of(spec.args.begin(), spec.args.end(),
+                     [&](const ArgSpec& a) { return std::find(a.dims.begin(), a.dims.end(), symbol) != a.dims.end(); });
 }
 
 Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
@@ -30,7 +29,8 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
   if (!s.cu_seqlens.empty()) {
     if (spec.find_arg("cu_seqlens") == nullptr) refuse("{}cu_seqlens: this function takes no packed sequences", who);
     if (s.B != 1) refuse("{}cu_seqlens: packed sequences need B = 1, got B = {}", who, s.B);
-    if (s.cu_seqlens.size() < 2 || s.cu_seqlens.front() != 0 || !std::is_sorted(s.cu_seqlens.begin(), s.cu_seqlens.end()))
+    if (s.cu_seqlens.size() < 2 || s.cu_seqlens.front() != 0 ||
+        !std::is_sorted(s.cu_seqlens.begin(), s.cu_seqlens.end()))
       refuse("{}cu_seqlens: expected 0 and then ends that do not decrease, got {}", who, shape_string(s.cu_seqlens));
     if (s.T >= 0 && s.T != s.cu_seqlens.back())
       refuse("{}cu_seqlens: must end at T = {}, ends at {}", who, s.T, s.cu_seqlens.back());

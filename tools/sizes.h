@@ -9,8 +9,8 @@
 
 namespace fla::tools {
 
-// Refuses a shape that lacks a size the operator needs or gives one that it does not have. B defaults to 1, K and V to D;
-// an operator over channels ([B, T, D]) gets H * D of them.
+// Refuses a shape that lacks a size the operator needs or gives one that it does not have. B defaults to 1, K and V to
+// D; an operator over channels ([B, T, D]) gets H * D of them.
 Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape);
 
 // The value of an axis symbol ("B", "N+1") for these sizes.

@@ -61,15 +61,18 @@ int run(const Options& o) {
   validate(ops, o.bench);
   std::optional<GateResult> gate;
   if (o.no_gate) {
-    fmt::print(stderr, "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n", o.op);
+    fmt::print(stderr,
+               "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n", o.op);
   } else {
     gate = run_gate(ops, o.op == "all", o.subset);
     print_gate(*gate, o.json ? stderr : stdout);
   }
   const int gate_code = gate ? gate->exit_code() : static_cast<int>(kGood);
   BenchRun bench;
-  if (gate_code == kGood) bench = run_bench(ops, o.bench);
-  else fmt::print(stderr, "verify: the gate is not green: nothing was timed\n");
+  if (gate_code == kGood)
+    bench = run_bench(ops, o.bench);
+  else
+    fmt::print(stderr, "verify: the gate is not green: nothing was timed\n");
 
   if (o.json) {
     Json g = nullptr;
@@ -94,8 +97,9 @@ int run(const Options& o) {
 
 Command add_verify(CLI::App& root) {
   auto o = std::make_shared<Options>();
-  CLI::App* app = add_command(root, "verify", "Prove an operator right (gate), then time it",
-                              "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json");
+  CLI::App* app = add_command(
+      root, "verify", "Prove an operator right (gate), then time it",
+      "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json");
   app->add_option("--op", o->op, "operator, family or 'all'")->required();
   app->add_option("--gate-k", o->subset, "only tests whose full name contains SUBSET: a signal, not a verdict");
   app->add_flag("--no-gate", o->no_gate, "time without proof");

@@ -11,8 +11,8 @@ namespace fla::tools {
 namespace {
 
 constexpr std::size_t kAlign = 64;
-constexpr std::size_t kGuard = 256;               // bytes before and after
-constexpr std::uint16_t kGuardWord = 0x7ff5;      // repeated, a NaN in every float type, and unlike the 0xffff of poison
+constexpr std::size_t kGuard = 256;           // bytes before and after
+constexpr std::uint16_t kGuardWord = 0x7ff5;  // repeated, a NaN in every float type, and unlike the 0xffff of poison
 constexpr std::byte kPoison{0xff};
 
 std::byte guard_byte(std::size_t offset) {
@@ -69,7 +69,8 @@ Buffer::Buffer(DType dtype, Shape shape, Fill fill_with, Layout layout) {
     }
   }
   std::int64_t reach = 0;
-  for (int i = 0; i < v.ndim; ++i) reach += (std::max<std::int64_t>(v.dim(i), 1) - 1) * v.stride[static_cast<std::size_t>(i)];
+  for (int i = 0; i < v.ndim; ++i)
+    reach += (std::max<std::int64_t>(v.dim(i), 1) - 1) * v.stride[static_cast<std::size_t>(i)];
   extent_ = v.numel() > 0 ? static_cast<std::size_t>((reach + 1) * size) : 0;
   begin_ = kGuard + layout.offset_bytes;
   total_ = begin_ + extent_ + kGuard;

@@ -80,7 +80,8 @@ std::string Outcome::problem() const {
 
 const TensorView& Outcome::operator[](std::string_view name) const {
   const auto it = tensors.find(name);
-  if (it == tensors.end()) throw std::invalid_argument("no tensor " + std::string(name) + " in this outcome: " + problem());
+  if (it == tensors.end())
+    throw std::invalid_argument("no tensor " + std::string(name) + " in this outcome: " + problem());
   return it->second.view();
 }
 
@@ -103,7 +104,9 @@ std::int64_t symbol(const Sizes& s, const std::string& name) {
 }
 
 // Gates that no generator is given for, because plain runs leave them out (gv, g_gamma).
-bool is_gate(const ArgSpec& a) { return a.gen.log_gate() || (a.gen.kind == Gen::Kind::None && a.name.starts_with('g')); }
+bool is_gate(const ArgSpec& a) {
+  return a.gen.log_gate() || (a.gen.kind == Gen::Kind::None && a.name.starts_with('g'));
+}
 // The running sum of keys that normalised linear attention carries must not make a denominator vanish.
 bool is_key_sum(const ArgSpec& a) { return a.name.ends_with(".1") || a.name.ends_with("_z"); }
 
@@ -114,7 +117,8 @@ const Context& any_context() {
 
 }  // namespace
 
-Result<Case> Case::make(const Registry& registry, std::string_view function, const Sizes& sizes, const CaseOptions& options) {
+Result<Case> Case::make(const Registry& registry, std::string_view function, const Sizes& sizes,
+                        const CaseOptions& options) {
   const Registry::Entry* e = registry.find(function);
   if (e == nullptr || e->spec.is_backward()) {
     std::string near;
@@ -209,7 +213,8 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
   std::vector<double> x(n);
 
   if (a.types == Types::Index) {
-    if (sizes_.cu_seqlens.empty()) throw std::invalid_argument(spec_->name + ": " + a.name + " needs Sizes::cu_seqlens");
+    if (sizes_.cu_seqlens.empty())
+      throw std::invalid_argument(spec_->name + ": " + a.name + " needs Sizes::cu_seqlens");
     std::ranges::transform(sizes_.cu_seqlens, x.begin(), [](std::int64_t i) { return static_cast<double>(i); });
   } else if (is_gate(a)) {
     // One channel: of the last axis, which is the head axis where the gate has no other.
@@ -217,9 +222,12 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
     for (std::uint64_t i = 0; i < n; ++i) {
       const double u = uniform(stream, i);
       double g = 0.0;
-      if (a.gen.kind == Gen::Kind::NegUniform) g = std::max(a.gen.min, -1e4) * u;
-      else if (a.gen.kind == Gen::Kind::None && a.dims == std::vector<std::string>{"H"}) g = -0.5 * u;
-      else g = std::max(log_sigmoid(normal(stream, i)), a.gen.min);
+      if (a.gen.kind == Gen::Kind::NegUniform)
+        g = std::max(a.gen.min, -1e4) * u;
+      else if (a.gen.kind == Gen::Kind::None && a.dims == std::vector<std::string>{"H"})
+        g = -0.5 * u;
+      else
+        g = std::max(log_sigmoid(normal(stream, i)), a.gen.min);
       switch (options_.regime) {
         case GateRegime::Plain: break;
         case GateRegime::Zero: g = 0.0; break;
@@ -443,7 +451,8 @@ Case Case::without_upstream(std::string_view output) const {
 bool Case::wants_output(const FlagSpec& f) const {
   if (f.set || flags_.contains(f.name)) return false;
   for (const auto& a : spec_->args)
-    if (a.requested_by == f.name && std::ranges::count(a.dims, "T") > 1 && (!sizes_.cu_seqlens.empty() || sizes_.T > 512))
+    if (a.requested_by == f.name && std::ranges::count(a.dims, "T") > 1 &&
+        (!sizes_.cu_seqlens.empty() || sizes_.T > 512))
       return false;
   return true;
 }
@@ -471,9 +480,8 @@ std::map<std::string, Case::Tensor, std::less<>> Case::upstreams() const {
   if (!outputs) return all;
   for (const auto& a : backward->spec.args) {
     if (a.role != Role::Upstream || all.contains(a.of) || std::ranges::count(no_upstream_, a.of) > 0) continue;
-    const auto o = std::ranges::find_if(*outputs, [&](const auto& x) {
-      return x.name == "out." + a.of || x.name == "out." + a.of + ".0";
-    });
+    const auto o = std::ranges::find_if(
+        *outputs, [&](const auto& x) { return x.name == "out." + a.of || x.name == "out." + a.of + ".0"; });
     if (o == outputs->end()) continue;
     Buffer b(o->dtype, o->shape);
     std::vector<double> x(static_cast<std::size_t>(b.numel()));
@@ -539,7 +547,8 @@ Outcome Case::execute(const Context& ctx, DynamicCall& call, const RunOptions& o
   }
   for (const auto& [name, b] : out.tensors)
     if (!b.guards_intact()) out.faults.push_back(name + ": written outside the tensor");
-  if (!workspace.guards_intact()) out.faults.emplace_back("workspace: written outside its " + std::to_string(*need) + " bytes");
+  if (!workspace.guards_intact())
+    out.faults.emplace_back("workspace: written outside its " + std::to_string(*need) + " bytes");
   for (const auto& [buffer, x] : before)
     if (buffer->checksum() != x.second) out.faults.push_back(x.first + ": an input was written to");
   return out;

@@ -28,7 +28,9 @@ std::vector<std::int64_t> unravel(std::int64_t flat, std::span<const std::int64_
   return at;
 }
 
-double rms(double sum_of_squares, std::size_t n) { return n == 0 ? 0.0 : std::sqrt(sum_of_squares / static_cast<double>(n)); }
+double rms(double sum_of_squares, std::size_t n) {
+  return n == 0 ? 0.0 : std::sqrt(sum_of_squares / static_cast<double>(n));
+}
 
 }  // namespace
 
@@ -114,8 +116,8 @@ Difference compare(const TensorView& reference, const TensorView& candidate, con
   } else if (!(d.R < limits.R)) {
     d.reason = "R = " + number(d.R) + ", limit " + number(limits.R);
   } else if (!(d.block_R <= limits.block)) {
-    d.reason = "R = " + number(d.block_R) + " in block " + std::to_string(d.block) + " of " + std::to_string(kBlockRows) +
-               " rows, limit " + number(limits.block);
+    d.reason = "R = " + number(d.block_R) + " in block " + std::to_string(d.block) + " of " +
+               std::to_string(kBlockRows) + " rows, limit " + number(limits.block);
   } else {
     d.ok = true;
   }

@@ -11,8 +11,9 @@
 
 namespace fla::tools {
 
-inline constexpr std::int64_t kBlockRows = 64;    // rows of the flattened [..., last axis] per block
-inline constexpr double kBlockFraction = 1.0 / 16;  // a block's error is taken relative to at least this share of rms(x)
+inline constexpr std::int64_t kBlockRows = 64;  // rows of the flattened [..., last axis] per block
+inline constexpr double kBlockFraction =
+    1.0 / 16;  // a block's error is taken relative to at least this share of rms(x)
 
 struct Limits {
   double R = 1e-4;
@@ -23,14 +24,14 @@ struct Limits {
 
 struct Difference {
   bool ok = false;
-  double R = 0.0;                    // NaN when either side has a NaN
+  double R = 0.0;  // NaN when either side has a NaN
   double max_abs = 0.0;
-  std::vector<std::int64_t> index;   // where max_abs is; the first NaN when there is one
-  double block_R = 0.0;              // of the worst block: rms(x - y) / max(rms(x) of the block, kBlockFraction * rms(x))
+  std::vector<std::int64_t> index;  // where max_abs is; the first NaN when there is one
+  double block_R = 0.0;  // of the worst block: rms(x - y) / max(rms(x) of the block, kBlockFraction * rms(x))
   std::int64_t block = 0;
-  bool zero_reference = false;       // the reference is identically zero: max_abs decides, R means nothing
-  double limit = 0.0;                // what decided: on R, or on max_abs where the reference is zero
-  std::string reason;                // empty when ok
+  bool zero_reference = false;  // the reference is identically zero: max_abs decides, R means nothing
+  double limit = 0.0;           // what decided: on R, or on max_abs where the reference is zero
+  std::string reason;           // empty when ok
 };
 
 // Shapes must be equal; types and strides may differ.

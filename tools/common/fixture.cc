@@ -24,8 +24,8 @@ namespace {
 using Json = nlohmann::json;
 
 // Entries of `flags` that are for whoever runs the file, not for the function.
-constexpr std::string_view kDriverFlags[] = {"scale_is_default", "output_final_state", "min_relative_gap", "split", "L", "TK",
-                                             "cached"};
+constexpr std::string_view kDriverFlags[] = {
+    "scale_is_default", "output_final_state", "min_relative_gap", "split", "L", "TK", "cached"};
 
 struct File {
   std::string path, name, family;
@@ -98,7 +98,8 @@ Result<File> read(const std::filesystem::path& path) {
   if (const auto it = meta.find("scale"); it != meta.end() && !it->second.empty()) {
     char* end = nullptr;
     const double s = std::strtod(it->second.c_str(), &end);
-    if (*end != '\0' || !std::isfinite(s)) return f.error("metadata: scale: expected a number, got '" + printable(it->second) + "'");
+    if (*end != '\0' || !std::isfinite(s))
+      return f.error("metadata: scale: expected a number, got '" + printable(it->second) + "'");
     f.scale = s;
   }
 
@@ -126,7 +127,8 @@ Result<File> read(const std::filesystem::path& path) {
 
 class Runner {
  public:
-  Runner(const File& file, const Registry::Entry& e, const CheckOptions& options, const Context& ctx, CheckResult& result)
+  Runner(const File& file, const Registry::Entry& e, const CheckOptions& options, const Context& ctx,
+         CheckResult& result)
       : file_(file), entry_(e), options_(options), ctx_(ctx), result_(result) {}
 
   // An error is the file's; what the function does wrong goes into the result.
@@ -197,21 +199,27 @@ class Runner {
       inputs_.emplace_back(arg, t);
     }
     for (const auto& name : file_.gradients)
-      if (input_spec(argument(name)) == nullptr) return file_.error("grad." + name + ": " + spec().name + " has no input " + name);
+      if (input_spec(argument(name)) == nullptr)
+        return file_.error("grad." + name + ": " + spec().name + " has no input " + name);
     for (const auto& [name, value] : file_.flags.items()) {
       const FlagSpec* flag = spec().find_flag(name);
       const bool driver = std::ranges::count(kDriverFlags, std::string_view(name)) > 0;
       if (flag == nullptr) {
         if (driver) continue;
-        if (!family_has_flag(name)) return file_.error("flags: " + name + ": no function of " + spec().operation + " has this flag");
+        if (!family_has_flag(name))
+          return file_.error("flags: " + name + ": no function of " + spec().operation + " has this flag");
         result_.dropped_flags.push_back(name);
         continue;
       }
       FlagValue v;
-      if (value.is_boolean()) v = value.get<bool>();
-      else if (value.is_number_integer()) v = value.get<std::int64_t>();
-      else if (value.is_number()) v = value.get<double>();
-      else if (!value.is_null()) return file_.error("flags: " + name + ": expected a boolean, a number or null, got " + value.dump());
+      if (value.is_boolean())
+        v = value.get<bool>();
+      else if (value.is_number_integer())
+        v = value.get<std::int64_t>();
+      else if (value.is_number())
+        v = value.get<double>();
+      else if (!value.is_null())
+        return file_.error("flags: " + name + ": expected a boolean, a number or null, got " + value.dump());
       flags_.emplace_back(name, v);
     }
     if (file_.scale && !file_.flag("scale_is_default")) {
@@ -225,7 +233,9 @@ class Runner {
   Status default_scale() const {
     if (!file_.flag("scale_is_default") || !file_.scale) return {};
     const FlagSpec* flag = spec().find_flag("scale");
-    if (flag == nullptr) return {Code::InvalidArgument, "scale: this function has none, the file expects the default " + std::to_string(*file_.scale)};
+    if (flag == nullptr)
+      return {Code::InvalidArgument,
+              "scale: this function has none, the file expects the default " + std::to_string(*file_.scale)};
     double def = std::numeric_limits<double>::quiet_NaN();
     if (const auto* d = std::get_if<double>(&flag->def)) def = *d;
     for (const auto& [name, t] : inputs_) {
@@ -236,7 +246,8 @@ class Runner {
           def = 1.0 / std::sqrt(static_cast<double>(t.dim(static_cast<int>(i))));
     }
     if (!(std::abs(def - *file_.scale) <= 1e-6 * std::abs(*file_.scale)))
-      return {Code::InvalidArgument, "scale: default is " + std::to_string(def) + ", the file expects " + std::to_string(*file_.scale)};
+      return {Code::InvalidArgument,
+              "scale: default is " + std::to_string(def) + ", the file expects " + std::to_string(*file_.scale)};
     return {};
   }
 
@@ -272,7 +283,8 @@ class Runner {
     backend = last_route().backend;
     for (const auto& [name, b] : made)
       if (!b.guards_intact()) return {Code::Internal, name + ": written outside the tensor"};
-    if (!workspace.guards_intact()) return {Code::Internal, "workspace: written outside its " + std::to_string(*need) + " bytes"};
+    if (!workspace.guards_intact())
+      return {Code::Internal, "workspace: written outside its " + std::to_string(*need) + " bytes"};
     return {};
   }
 
@@ -327,7 +339,8 @@ class Runner {
       for (std::size_t i = 0; i < a->dims.size(); ++i)
         if (a->dims[i] == "T") T = t.dim(static_cast<int>(i));
     }
-    if (split <= 0 || split >= T) return fail("flags: split: expected 1 to T - 1 = " + std::to_string(T - 1) + ", got " + std::to_string(split));
+    if (split <= 0 || split >= T)
+      return fail("flags: split: expected 1 to T - 1 = " + std::to_string(T - 1) + ", got " + std::to_string(split));
     std::map<std::string, Buffer> first, second;
     std::string backend;
     DynamicCall call;
@@ -449,7 +462,8 @@ const char* name_of(CheckResult::Status s) {
   return "?";
 }
 
-Result<std::vector<CheckResult>> check_file(const std::filesystem::path& path, const CheckOptions& options, const Context& ctx) {
+Result<std::vector<CheckResult>> check_file(const std::filesystem::path& path, const CheckOptions& options,
+                                            const Context& ctx) {
   if (!options.backend.empty() && options.backend != ctx.options().backend) {
     ContextOptions forced = ctx.options();
     forced.backend = options.backend;
@@ -485,8 +499,8 @@ std::vector<std::filesystem::path> find_cases(const std::filesystem::path& file_
     if (fs::exists(file_or_folder, error)) files.push_back(file_or_folder);
     return files;
   }
-  for (fs::recursive_directory_iterator it(file_or_folder, fs::directory_options::follow_directory_symlink, error), end; it != end;
-       it.increment(error)) {
+  for (fs::recursive_directory_iterator it(file_or_folder, fs::directory_options::follow_directory_symlink, error), end;
+       it != end; it.increment(error)) {
     if (error) break;
     if (it->path().extension() == ".safetensors") files.push_back(it->path());
   }

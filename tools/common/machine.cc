@@ -12,12 +12,9 @@
 #include <memory>
 #include <thread>
 
+#include "fla/kernels/cpu/targets.h"
 #include "fla/ops/common/diag_cpu.h"
 
-// The targets of the engine (fla/ops/common/diag_cpu_chunk.cc).
-#ifndef HWY_DISABLED_TARGETS
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3_DL)
-#endif
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/common/machine.cc"
 #include "hwy/foreach_target.h"
@@ -139,8 +136,8 @@ Roof measure_roof(ThreadPool& pool) {
 
   constexpr std::size_t kGrain = 256;  // floats; what read_all takes in one turn, on every target
   constexpr double kPassBytes = 64.0 * 1024 * 1024;
-  const std::size_t most = std::clamp<std::size_t>(static_cast<std::size_t>(machine().available_bytes) / 8, std::size_t{1} << 20,
-                                                   std::size_t{256} << 20);
+  const std::size_t most = std::clamp<std::size_t>(static_cast<std::size_t>(machine().available_bytes) / 8,
+                                                   std::size_t{1} << 20, std::size_t{256} << 20);
   const auto share_of = [&](std::size_t bytes) {
     return std::max(bytes / sizeof(float) / static_cast<std::size_t>(threads) / kGrain, std::size_t{1}) * kGrain;
   };

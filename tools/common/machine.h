@@ -15,7 +15,7 @@ struct Machine {
   std::string system;  // "Linux 6.1.0 x86_64"
   int processors = 0;  // that this process may run on
   std::uint64_t memory_bytes = 0, available_bytes = 0;
-  double mhz = 0.0;    // of the first processor now; 0 where the system does not tell
+  double mhz = 0.0;  // of the first processor now; 0 where the system does not tell
 };
 Machine machine();
 
