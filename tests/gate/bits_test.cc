@@ -1,0 +1,231 @@
+// Promises to the bit: the past never depends on the future, reruns, thread counts, addresses, concurrent calls and
+// forked children change nothing, and neither does which of the outputs were asked for.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <thread>
+
+#include "tests/gate/gate.h"
+
+namespace fla::gate {
+namespace {
+
+Case with_state(const Case& c) { return c.takes("initial_state") ? c.with("initial_state") : c; }
+
+std::vector<Case> cases(const FunctionSpec& spec) {
+  std::vector<Case> list = {with_state(make_case(spec.name, sizes(2, 70, 2, 20, 33))),
+                            with_state(make_case(spec.name, sizes(1, 150, 1, 33, 130)))};
+  if (takes(spec, "cu_seqlens"))
+    list.push_back(with_state(make_case(spec.name, packed({0, 1, 1, 64, 65, 130}, 2, 12, 17))));
+  if (spec.find_flag("normalize") != nullptr) {
+    list.push_back(list[0].flag("normalize", false));
+    list.push_back(list[0].flag("normalize", true));
+  }
+  return list;
+}
+
+Outcome run(const Case& c, const Context& ctx, bool backward, const RunOptions& o = {}) {
+  return backward ? c.run_backward(ctx, o) : c.run(ctx, o);
+}
+
+int time_axis(const ArgSpec& a) {
+  const auto it = std::ranges::find(a.dims, "T");
+  return it == a.dims.end() ? -1 : static_cast<int>(it - a.dims.begin());
+}
+
+// Every timed input from token t on (before t in reverse) becomes something else.
+Case change(const Case& c, std::int64_t begin, std::int64_t end, double with) {
+  Case changed = c;
+  for (const auto& name : c.input_names()) {
+    const ArgSpec& a = *c.spec().find_arg(name);
+    const int axis = time_axis(a);
+    if (axis < 0) continue;
+    const Buffer b = tools::clone(c.input(name));
+    tools::fill(tools::slice(b.view(), axis, begin, end - begin),
+                a.gen.log_gate() || name == "gv" ? -std::abs(with) : with);
+    changed = changed.with(name, b.view());
+  }
+  return changed;
+}
+
+void Causal(const Registry::Entry& e) {
+  constexpr std::int64_t T = 150;
+  const RunOptions only_o = {.only = {"out.o"}};
+  for (const auto& backend : backends(e)) {
+    const Context& ctx = context(backend);
+    for (const GateRegime regime : {GateRegime::Plain, GateRegime::Extreme, GateRegime::Mild}) {
+      std::vector<Case> list = {with_state(make_case(e.spec.name, sizes(1, T, 2, 20, 33), {.regime = regime}))};
+      if (list[0].has_flag("reverse")) list.push_back(list[0].flag("reverse", true));
+      if (list[0].has_flag("chunk_size")) list.push_back(list[0].flag("chunk_size", std::int64_t{32}));
+      if (list[0].has_flag("normalize")) list.push_back(list[0].flag("normalize", true));
+      if (list[0].takes("gv")) list.push_back(list[0].with("gv"));
+      for (const Case& c : list) {
+        bool reverse = false;
+        if (c.has_flag("reverse")) reverse = c.call()->flag_on("reverse");
+        const Outcome whole = c.run(ctx, only_o);
+        if (!whole.ok()) return expect_ok(whole, c.text());
+        for (const std::int64_t t : {1, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 100, 128, 149}) {
+          // [from, from + length) is the past.
+          const std::int64_t from = reverse ? T - t : 0;
+          const auto past = [&](const TensorView& o) { return tools::slice(o, 1, from, t); };
+          const std::int64_t future = reverse ? 0 : t;
+          for (const double x : {0.0, 3.0, 1e4, std::numeric_limits<double>::infinity()}) {
+            const Outcome other = change(c, future, future + T - t, x).run(ctx, only_o);
+            if (!other.ok()) return expect_ok(other, c.text());
+            EXPECT_TRUE(tools::same_bits(past(whole["out.o"]), past(other["out.o"])))
+                << c.text() << ": the future from token " << t << " on, set to " << x << ", changes the past";
+          }
+          const Outcome prefix = c.tokens(from, from + t).run(ctx, only_o);
+          if (!prefix.ok()) return expect_ok(prefix, c.text());
+          EXPECT_TRUE(tools::same_bits(past(whole["out.o"]), prefix["out.o"]))
+              << c.text() << ": appending " << T - t << " tokens to " << t << " changes them";
+        }
+      }
+    }
+  }
+}
+
+void Reruns(const Registry::Entry& e) {
+  for (const auto& backend : backends(e))
+    for (const Case& c : cases(e.spec))
+      for (const bool backward : {false, true}) {
+        const Outcome first = run(c, context(backend), backward);
+        expect_same_bits(first, run(c, context(backend), backward), c.text() + " again");
+        for (const std::size_t offset : {1U, 2U, 4U, 33U})
+          expect_same_bits(first, run(c, context(backend), backward, {.workspace_offset = offset}),
+                           c.text() + " with its workspace " + std::to_string(offset) + " bytes off");
+        expect_same_bits(first, run(c, context(backend), backward, {.outputs = {.row_pad = 3, .last_stride = 2}}),
+                         c.text() + " into strided outputs");
+      }
+}
+
+void Threads(const Registry::Entry& e) {
+  for (const auto& backend : backends(e))
+    for (const Case& c : cases(e.spec))
+      for (const bool backward : {false, true}) {
+        const Outcome one = run(c, context(backend, 1), backward);
+        for (const int n : {2, 3, 4})
+          expect_same_bits(one, run(c, context(backend, n), backward),
+                           c.text() + " on " + std::to_string(n) + " threads");
+      }
+}
+
+// One output alone, and each left out.
+void Subsets(const Registry::Entry& e) {
+  for (const auto& backend : backends(e))
+    for (const Case& c : cases(e.spec))
+      for (const bool backward : {false, true}) {
+        const Outcome all = run(c, context(backend), backward);
+        if (!all.ok()) return expect_ok(all, c.text());
+        for (const auto& [name, b] : all.tensors) {
+          RunOptions without;
+          for (const auto& [other, x] : all.tensors)
+            if (other != name) without.only.push_back(other);
+          std::vector<RunOptions> subsets = {{.only = {name}}};
+          if (!without.only.empty()) subsets.push_back(without);
+          for (const RunOptions& o : subsets) {
+            const Outcome some = run(c, context(backend), backward, o);
+            if (!some.ok()) return expect_ok(some, c.text() + ": a subset of outputs around " + name);
+            EXPECT_EQ(some.tensors.size(), o.only.size());
+            for (const auto& [n, x] : some.tensors)
+              EXPECT_TRUE(tools::same_bits(all[n], x.view()))
+                  << c.text() << ": " << n << " depends on which outputs are asked for";
+          }
+        }
+      }
+}
+
+// The final state may take the initial state's own memory.
+void StateInPlace(const Registry::Entry& e) {
+  for (const auto& backend : {std::string("cpu"), std::string(kReference)})
+    for (Case c : cases(e.spec)) {
+      if (c.has_flag("normalize") && c.call()->flag_on("normalize")) continue;  // its state is a pair
+      const Context& ctx = context(backend);
+      const Outcome apart = c.run(ctx);
+      if (!apart.ok()) return expect_ok(apart, c.text());
+      if (apart["out.final_state"].dtype != c.input("initial_state").dtype) continue;
+      expect_same_bits(apart, c.run(ctx, {.state_in_place = true}), c.text() + " with its state in place");
+    }
+}
+
+void Concurrent(const Registry::Entry& e) {
+  for (const auto& backend : backends(e)) {
+    const Context& ctx = context(backend, 2);
+    const std::vector<Case> list = cases(e.spec);
+    std::vector<Outcome> forward, backward;
+    for (const Case& c : list) {
+      forward.push_back(c.run(ctx));
+      backward.push_back(c.run_backward(ctx));
+      if (!forward.back().ok() || !backward.back().ok())
+        return expect_ok(forward.back(), c.text()), expect_ok(backward.back(), c.text());
+    }
+    std::atomic<int> wrong{0};
+    const auto work = [&](std::size_t first) {
+      for (std::size_t round = 0; round < 4; ++round)
+        for (std::size_t i = 0; i < list.size(); ++i) {
+          const std::size_t j = (i + first) % list.size();
+          for (const bool b : {false, true}) {
+            const Outcome o = run(list[j], ctx, b);
+            const Outcome& expected = b ? backward[j] : forward[j];
+            bool same = o.ok() && o.tensors.size() == expected.tensors.size();
+            for (const auto& [name, t] : o.tensors) same = same && tools::same_bits(expected[name], t.view());
+            if (!same) ++wrong;
+          }
+        }
+    };
+    std::thread other(work, 1);
+    work(0);
+    other.join();
+    EXPECT_EQ(wrong.load(), 0) << e.spec.name
+                               << ": results of two threads that share a context differ from serial ones";
+  }
+}
+
+const bool registered =
+    for_every_function("Causal", Causal) && for_every_function("Reruns", Reruns) &&
+    for_every_function("Threads", Threads) && for_every_function("Subsets", Subsets) &&
+    for_every_function("Concurrent", Concurrent) &&
+    for_every_function("StateInPlace", StateInPlace, [](const FunctionSpec& s) { return takes(s, "initial_state"); });
+
+TEST(Bits, AContextWorksInAForkedChild) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer does not support threads after fork";
+#endif
+  const Context ctx({.threads = 3, .backend = "cpu", .poison = true, .strict = true});
+  const Case c = make_case("chunk_gla", sizes(2, 130, 3, 20, 33)).with("initial_state");
+  const Outcome before = c.run(ctx), gradients = c.run_backward(ctx);
+  ASSERT_TRUE(before.ok() && gradients.ok());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    bool same = true;
+    for (int i = 0; i < 3; ++i)
+      for (const bool backward : {false, true}) {
+        const Outcome o = run(c, ctx, backward);
+        same = same && o.ok();
+        if (same)
+          for (const auto& [name, b] : o.tensors)
+            same = same && tools::same_bits((backward ? gradients : before)[name], b.view());
+      }
+    _exit(same ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  expect_same_bits(before, c.run(ctx), "the parent after the fork");
+}
+
+TEST(Bits, ACallFromInsideAPoolTaskIsTheSame) {
+  const Context& ctx = context("cpu", 3);
+  const Case c = make_case("chunk_gla", sizes(1, 70, 2, 20, 33));
+  const Outcome expected = c.run(ctx);
+  std::vector<Outcome> inside(4);
+  ctx.pool().run(4, [&](std::int64_t task, int) { inside[static_cast<std::size_t>(task)] = c.run(ctx); });
+  for (const Outcome& o : inside) expect_same_bits(expected, o, "called from a task of the context's own pool");
+}
+
+}  // namespace
+}  // namespace fla::gate

@@ -1,0 +1,207 @@
+#include "tests/gate/gate.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdio>
+#include <map>
+#include <memory>
+#include <mutex>
+
+namespace fla::gate {
+
+namespace {
+
+struct Topic {
+  const char* name;
+  FunctionTest test;
+  bool (*applies)(const FunctionSpec&);
+};
+
+std::vector<Topic>& topics() {
+  static std::vector<Topic> list;
+  return list;
+}
+
+class FunctionCase : public ::testing::Test {
+ public:
+  FunctionCase(FunctionTest test, const Registry::Entry& e) : test_(test), entry_(e) {}
+  void TestBody() override { test_(entry_); }
+
+ private:
+  FunctionTest test_;
+  const Registry::Entry& entry_;
+};
+
+struct Worst {
+  double R = 0.0, block_R = 0.0;
+  std::string where;
+};
+std::map<std::string, Worst>& worst() {
+  static std::map<std::string, Worst> w;
+  return w;
+}
+
+}  // namespace
+
+bool for_every_function(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&)) {
+  topics().push_back({topic, test, applies});
+  return true;
+}
+
+void register_function_tests() {
+  for (const Registry::Entry* e : Registry::global().entries()) {
+    if (e->spec.is_backward()) continue;
+    for (const Topic& t : topics()) {
+      if (t.applies != nullptr && !t.applies(e->spec)) continue;
+      ::testing::RegisterTest(camel(e->spec.operation).c_str(), (e->spec.name + "/" + t.name).c_str(), nullptr, nullptr,
+                              __FILE__, __LINE__,
+                              [t, e]() -> ::testing::Test* { return new FunctionCase(t.test, *e); });
+    }
+  }
+}
+
+std::string camel(const std::string& operation) {
+  std::string s;
+  bool up = true;
+  for (const char c : operation) {
+    if (c != '_') s += up ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
+    up = c == '_';
+  }
+  return s;
+}
+
+const Context& context(const std::string& backend, int threads) {
+  static std::mutex mutex;
+  static std::map<std::pair<std::string, int>, std::unique_ptr<Context>> made;
+  const std::lock_guard lock(mutex);
+  auto& c = made[{backend, threads}];
+  if (!c)
+    c = std::make_unique<Context>(
+        ContextOptions{.threads = threads, .backend = backend, .poison = true, .strict = true});
+  return *c;
+}
+
+std::vector<std::string> backends(const Registry::Entry& e) {
+  std::vector<std::string> names;
+  for (const auto& c : e.candidates)
+    if (c.kernel != nullptr && c.backend->device == DeviceType::Cpu) names.push_back(c.backend->name);
+  if (names.empty()) ADD_FAILURE() << e.spec.name << " has no CPU backend but the reference";
+  return names;
+}
+
+Sizes sizes(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std::int64_t V) {
+  return {.B = B, .T = T, .H = H, .K = K, .V = V, .D = K, .cu_seqlens = {}};
+}
+
+Sizes packed(std::vector<std::int64_t> cu_seqlens, std::int64_t H, std::int64_t K, std::int64_t V, DType index) {
+  Sizes s = sizes(1, cu_seqlens.back(), H, K, V);
+  s.cu_seqlens = std::move(cu_seqlens);
+  s.index = index;
+  return s;
+}
+
+bool allows(const FunctionSpec& spec, const Sizes& s) {
+  const auto fits = [&](const char* symbol, std::int64_t n) {
+    const auto it = spec.max_dim.find(symbol);
+    return it == spec.max_dim.end() || it->second == 0 || n <= it->second;
+  };
+  return fits("K", s.K) && fits("V", s.V) && fits("D", s.D);
+}
+
+std::vector<std::string> gates(const Case& c) {
+  std::vector<std::string> names;
+  for (const auto& n : c.input_names())
+    if (c.spec().find_arg(n)->gen.log_gate()) names.push_back(n);
+  return names;
+}
+
+std::string first_wide(const FunctionSpec& spec) {
+  for (const auto& a : spec.args)
+    if (a.role == Role::Input && a.types == Types::Wide) return a.name;
+  return "";
+}
+
+bool takes(const FunctionSpec& spec, std::string_view input) {
+  const ArgSpec* a = spec.find_arg(input);
+  return a != nullptr && a->role == Role::Input;
+}
+
+tools::Limits limits(const FunctionSpec& spec, const std::string& tensor, DType dtype) {
+  tools::Limits l;
+  const bool gradient = tensor.starts_with("grad.");
+  if (dtype != DType::F32) {
+    const double page = spec.tolerance_of(gradient ? "d" + tensor.substr(5) : tensor.substr(4));
+    l.R = dtype == DType::F16 ? page : std::max(page, gradient ? 0.01 : 0.005);
+    l.zero = l.R;  // upstream gradients have an rms of 1
+  }
+  l.block = 4.0 * l.R;
+  return l;
+}
+
+void expect_ok(const Outcome& o, const std::string& what) { EXPECT_TRUE(o.ok()) << what << "\n  " << o.problem(); }
+
+namespace {
+
+void compare_all(const Case& c, const std::string& backend, const Outcome& expected, const Outcome& got) {
+  if (!expected.ok()) return expect_ok(expected, "reference: " + c.text());
+  if (!got.ok()) return expect_ok(got, backend + ": " + c.text());
+  EXPECT_EQ(got.backend, backend) << c.text();
+  EXPECT_FALSE(got.tensors.empty()) << c.text();
+  Worst& w = worst()[backend + " " + name_of(c.options().dtype)];
+  for (const auto& [name, b] : got.tensors) {
+    const tools::Difference d = tools::compare(expected[name], b.view(), limits(c.spec(), name, c.options().dtype));
+    EXPECT_TRUE(d.ok) << backend << ": " << c.text() << "\n  " << name << ": " << d.reason << " (block R " << d.block_R
+                      << ")";
+    if (d.max_abs <= 1e-6 || d.zero_reference) continue;
+    w.block_R = std::max(w.block_R, d.block_R);
+    if (d.R > w.R) {
+      w.R = d.R;
+      w.where = name + " of " + c.text();
+    }
+  }
+}
+
+}  // namespace
+
+void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
+  const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
+  compare_all(c, backend, wide.run(reference()), c.run(context(backend), o));
+  if (backward && !c.spec().backward.empty())
+    compare_all(c, backend, wide.run_backward(reference()), c.run_backward(context(backend), o));
+}
+
+void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what) {
+  if (!expected.ok() || !got.ok()) {
+    expect_ok(expected, what);
+    return expect_ok(got, what);
+  }
+  EXPECT_FALSE(got.tensors.empty()) << what;
+  for (const auto& [name, b] : got.tensors) {
+    if (!expected.has(name)) {
+      ADD_FAILURE() << what << ": " << name << " is in one run only";
+      continue;
+    }
+    const tools::Difference d = tools::compare(expected[name], b.view(), {.R = R, .block = 4.0 * R});
+    EXPECT_TRUE(d.ok) << what << "\n  " << name << ": " << d.reason;
+  }
+}
+
+void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what) {
+  if (!expected.ok() || !got.ok()) {
+    expect_ok(expected, what);
+    return expect_ok(got, what);
+  }
+  EXPECT_FALSE(got.tensors.empty()) << what;
+  EXPECT_EQ(expected.tensors.size(), got.tensors.size()) << what;
+  for (const auto& [name, b] : got.tensors)
+    EXPECT_TRUE(expected.has(name) && tools::same_bits(expected[name], b.view()))
+        << what << "\n  " << name << " differs";
+}
+
+void print_worst() {
+  for (const auto& [key, w] : worst())
+    std::printf("worst against the reference, %s: R %.2e, block %.2e, %s\n", key.c_str(), w.R, w.block_R,
+                w.where.c_str());
+}
+
+}  // namespace fla::gate

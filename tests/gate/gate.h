@@ -1,0 +1,63 @@
+// What the gate's tests share: registering one test per public function from the registry, so that a new family gets
+// all of them without a line here, contexts per backend, and the comparison of a backend with the reference.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "fla/core/context.h"
+#include "fla/registry/registry.h"
+#include "tools/common/buffer.h"
+#include "tools/common/cases.h"
+#include "tools/common/compare.h"
+
+namespace fla::gate {
+
+using tools::Buffer;
+using tools::Case;
+using tools::CaseOptions;
+using tools::GateRegime;
+using tools::Layout;
+using tools::make_case;
+using tools::Outcome;
+using tools::RunOptions;
+using tools::Sizes;
+
+using FunctionTest = void (*)(const Registry::Entry&);
+
+// Registers `Family.function/Topic` for every public function, where `applies` says so (empty: everywhere).
+bool for_every_function(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&) = nullptr);
+void register_function_tests();                   // called by main
+std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
+
+// Strict contexts with poisoned workspaces, made once per (backend, threads).
+const Context& context(const std::string& backend, int threads = 2);
+inline const Context& reference() { return context(kReference); }
+// The CPU backends that serve a function, without the reference. Not empty: a function without one fails its tests.
+std::vector<std::string> backends(const Registry::Entry& e);
+
+Sizes sizes(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std::int64_t V);
+Sizes packed(std::vector<std::int64_t> cu_seqlens, std::int64_t H, std::int64_t K, std::int64_t V,
+             DType index = DType::I64);
+bool allows(const FunctionSpec& spec, const Sizes& s);  // widths within what the function takes
+std::vector<std::string> gates(const Case& c);          // inputs that are log gates
+std::string first_wide(const FunctionSpec& spec);       // "q" or "x"
+bool takes(const FunctionSpec& spec, std::string_view input);
+
+// The limits of a tensor of this call: F32 1e-4; 16 bits the function's page, as contract/README.md has it.
+tools::Limits limits(const FunctionSpec& spec, const std::string& tensor, DType dtype);
+
+// Runs the case on a backend, forward and backward, and on the reference from the same values widened to F32, and
+// compares everything that came out, whole and by blocks. One failure per tensor.
+void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o = {}, bool backward = true);
+void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what);
+void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what);
+void expect_ok(const Outcome& o, const std::string& what);
+
+// The largest R and block R that expect_agrees has seen, by backend and type: printed at the end of a run.
+void print_worst();
+
+}  // namespace fla::gate

@@ -1,0 +1,87 @@
+// The references' own gradients against central differences, in double: what everything else is compared with must be
+// right by itself.
+#include <cmath>
+
+#include "tests/gate/gate.h"
+
+namespace fla::gate {
+namespace {
+
+double loss(const Case& c) {
+  const Outcome o = c.run(reference());
+  if (!o.ok()) throw std::runtime_error(c.text() + ": " + o.problem());
+  double sum = 0.0;
+  for (const auto& [name, b] : o.tensors) {
+    std::string of = name.substr(4);
+    if (of.ends_with(".0")) of.resize(of.size() - 2);
+    const ArgSpec* a = c.spec().find_arg(of);
+    if (a == nullptr || of == "attn") continue;  // scores are a constant of the backward
+    const std::vector<double> x = tools::values(b.view()), up = tools::values(c.upstream(of));
+    for (std::size_t i = 0; i < x.size(); ++i) sum += x[i] * up[i];
+  }
+  return sum;
+}
+
+void expect_gradients(const Case& plain) {
+  const Case c = plain.prepared();
+  const Outcome analytic = c.run_backward(reference());
+  if (!analytic.ok()) return expect_ok(analytic, c.text());
+  int checked = 0;
+  for (const auto& input : c.input_names()) {
+    if (!c.spec().find_arg(input)->grad) continue;
+    const std::string name = analytic.has("grad." + input) ? "grad." + input : "grad." + input + ".0";
+    ASSERT_TRUE(analytic.has(name)) << c.text() << ": no gradient of " << input;
+    const std::vector<double> x = tools::values(c.input(input));
+    Buffer numeric(DType::F64, {c.input(input).dims().begin(), c.input(input).dims().end()});
+    std::vector<double> slope(x.size());
+    constexpr double kStep = 1e-5;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      std::vector<double> moved = x;
+      const Buffer b = tools::clone(c.input(input));
+      moved[i] = x[i] + kStep;
+      tools::assign(b.view(), moved);
+      const double up = loss(c.with(input, b.view()));
+      moved[i] = x[i] - kStep;
+      tools::assign(b.view(), moved);
+      slope[i] = (up - loss(c.with(input, b.view()))) / (2.0 * kStep);
+      ++checked;
+    }
+    tools::assign(numeric.view(), slope);
+    const auto d = tools::compare(numeric.view(), analytic[name], {.R = 1e-7, .floor = 1e-8});
+    EXPECT_TRUE(d.ok) << c.text() << "\n  " << name << " against central differences: " << d.reason;
+  }
+  EXPECT_GT(checked, 0) << c.text();
+}
+
+void NumericalGradient(const Registry::Entry& e) {
+  ASSERT_FALSE(e.spec.backward.empty()) << e.spec.name << " has no backward";
+  const CaseOptions f64 = {.dtype = DType::F64, .seed = 5};
+  const auto with_state = [](const Case& c) { return c.takes("initial_state") ? c.with("initial_state") : c; };
+  const Case c = with_state(make_case(e.spec.name, sizes(2, 4, 2, 3, 2), f64));
+  expect_gradients(c);
+  if (takes(e.spec, "cu_seqlens"))
+    expect_gradients(with_state(make_case(e.spec.name, packed({0, 3, 3, 4}, 2, 2, 3), f64)));
+  for (const auto& f : e.spec.flags) {
+    if (!f.set || !f.retired_for.empty()) continue;
+    if (f.type == FlagSpec::Type::Bool)
+      for (const bool v : {false, true}) expect_gradients(c.flag(f.name, v));
+    if (f.type == FlagSpec::Type::Float) expect_gradients(c.flag(f.name, -0.7));
+  }
+  for (const auto& a : e.spec.args) {  // optional differentiable inputs that the plain case leaves out
+    if (a.role != Role::Input || !a.grad || a.required) continue;
+    if (c.has(a.name))
+      expect_gradients(c.without(a.name));
+    else if (a.name.ends_with(".1"))
+      expect_gradients(c.flag("normalize", true).with(a.name));
+    else
+      expect_gradients(c.with(a.name));
+  }
+  if (c.has_flag("reverse") && c.has_flag("normalize"))
+    expect_gradients(c.flag("normalize", true).flag("reverse", true));
+  if (c.takes("g_gamma")) expect_gradients(c.without("g").with("g_gamma"));
+}
+
+const bool registered = for_every_function("NumericalGradient", NumericalGradient);
+
+}  // namespace
+}  // namespace fla::gate
