@@ -184,7 +184,7 @@ std::vector<std::string> list_tests(const std::string& program) {
   std::string suite, output;
   follow(child, [&](Child&, std::string line) {
     output += line + "\n";
-    line = line.substr(0, line.find("  # "));
+    line.erase(std::min(line.find("  # "), line.size()));
     line.erase(line.find_last_not_of(" \r") + 1);
     if (line.empty()) return;
     if (line[0] != ' ') {

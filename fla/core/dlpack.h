@@ -21,8 +21,10 @@ inline Result<TensorView> from_dlpack(const DLTensor& t) {
   TensorView v;
 
   switch (static_cast<int>(t.device.device_type)) {
-    case kDLCPU: v.device = {DeviceType::Cpu, 0}; break;
-    case kDLCUDAHost: v.device = {DeviceType::Cpu, 0}; break;  // pinned, but the host's memory; device_id means nothing
+    case kDLCPU:
+    case kDLCUDAHost:  // pinned, but the host's memory; device_id means nothing
+      v.device = {DeviceType::Cpu, 0};
+      break;
     case kDLCUDA:
     case kDLCUDAManaged: v.device = {DeviceType::Cuda, t.device.device_id}; break;
     default:
@@ -81,7 +83,7 @@ inline Result<TensorView> from_dlpack(const DLTensor& t) {
                name_of(v.dtype) + ", got one " + std::to_string(address % size_of(v.dtype)) + " past (byte_offset " +
                std::to_string(t.byte_offset) + ")");
   }
-  v.data = reinterpret_cast<void*>(address);
+  v.data = t.data == nullptr ? nullptr : static_cast<std::byte*>(t.data) + t.byte_offset;
   return v;
 }
 

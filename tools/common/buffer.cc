@@ -11,8 +11,9 @@ namespace fla::tools {
 namespace {
 
 constexpr std::size_t kAlign = 64;
-constexpr std::size_t kGuard = 256;           // bytes before and after
-constexpr std::uint16_t kGuardWord = 0x7ff5;  // repeated, a NaN in every float type, and unlike the 0xffff of poison
+constexpr std::size_t kGuard = 256;            // bytes before and after
+constexpr std::size_t kWorkspaceGuard = 8192;  // after a workspace, where a wrong size is off by whole tiles
+constexpr std::uint16_t kGuardWord = 0x7ff5;   // repeated, a NaN in every float type, and unlike the 0xffff of poison
 constexpr std::byte kPoison{0xff};
 
 std::byte guard_byte(std::size_t offset) {
@@ -94,7 +95,7 @@ Buffer Buffer::bytes(std::size_t count, std::size_t offset_bytes) {
   Buffer b;
   b.begin_ = kGuard + offset_bytes;
   b.extent_ = count;
-  b.total_ = b.begin_ + count + kGuard;
+  b.total_ = b.begin_ + count + kWorkspaceGuard;
   b.memory_.reset(allocate(b.total_));
   for (std::size_t i = 0; i < b.total_; ++i) b.memory_.get()[i] = guard_byte(i);
   std::memset(b.memory_.get() + b.begin_, static_cast<int>(kPoison), count);

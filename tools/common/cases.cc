@@ -47,7 +47,8 @@ double normal(std::uint64_t stream, std::uint64_t i) {
     const std::uint64_t bits = draw(stream, 3 * i + part);
     for (int j = 0; j < 4; ++j) sum += static_cast<std::int64_t>((bits >> (16 * j)) & 0xffff);
   }
-  return static_cast<double>(2 * sum - 12 * 0xffff) * 0x1p-17;  // twelve uniforms on a grid of 2^-16, mean removed
+  return static_cast<double>(2 * sum - std::int64_t{12} * 0xffff) *
+         0x1p-17;  // twelve uniforms on a grid of 2^-16, mean removed
 }
 
 double log_sigmoid(double x) {

@@ -219,8 +219,8 @@ Status SafeTensorsFile::load(std::span<const std::byte> bytes) {
                                        std::to_string(size_bytes) + " bytes"};
       }
       if (size_bytes > 0) std::memcpy(copy.get(), p, static_cast<std::size_t>(size_bytes));
-      p = copy.get();
       copies_.push_back(std::move(copy));
+      p = copies_.back().get();
     }
     tensors_.emplace(tensor_name, TensorView(p, *type->dtype, std::span(dims.data(), shape.size())));
   }

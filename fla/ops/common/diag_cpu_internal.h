@@ -60,8 +60,8 @@ inline std::int64_t head_group(const DiagProblem& p, std::int64_t panels, int th
   std::int64_t group = 1;
   for (std::int64_t g = 2; g <= std::min(limit, p.H); g *= 2) {
     const std::int64_t tasks = p.N * ((p.H + g - 1) / g);
-    const bool even = tasks >= 4 * threads || (tasks % threads == 0 && p.H % g == 0);
-    if (even && g * pad_up(p.K) * panels * kBV * 4 <= 512 * 1024) group = g;
+    const bool even = tasks >= std::int64_t{4} * threads || (tasks % threads == 0 && p.H % g == 0);
+    if (even && g * pad_up(p.K) * panels * kBV * 4 <= std::int64_t{512} * 1024) group = g;
   }
   return group;
 }
