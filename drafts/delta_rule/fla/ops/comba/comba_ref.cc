@@ -1,0 +1,11 @@
+#include "fla/ops/comba/comba_problem.h"
+#include "fla/ops/common/delta_kernels.h"
+
+namespace fla {
+
+void register_comba_ref(Registry& r) {
+  register_delta_reference(r, kChunkComba, kChunkCombaBackward);
+  register_delta_reference(r, kFusedRecurrentComba, kFusedRecurrentCombaBackward);
+}
+
+}  // namespace fla

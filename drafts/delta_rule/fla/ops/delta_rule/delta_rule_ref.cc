@@ -1,0 +1,12 @@
+#include "fla/ops/common/delta_kernels.h"
+#include "fla/ops/delta_rule/delta_rule_problem.h"
+
+namespace fla {
+
+void register_delta_rule_ref(Registry& r) {
+  register_delta_reference(r, kChunkDeltaRule, kChunkDeltaRuleBackward);
+  register_delta_reference(r, kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward);
+  register_delta_reference(r, kFusedChunkDeltaRule, kFusedChunkDeltaRuleBackward);
+}
+
+}  // namespace fla

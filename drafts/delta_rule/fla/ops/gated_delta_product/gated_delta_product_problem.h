@@ -1,0 +1,28 @@
+// What gated_delta_product asks of the delta engine.
+#pragma once
+
+#include "fla/ops/common/delta_problem.h"
+#include "fla/ops/gated_delta_product/gated_delta_product.h"
+
+namespace fla {
+
+inline DeltaProblem to_problem(const GatedDeltaProductArgs& a) {
+  DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+  p.erase = Erase::Decayed;
+  p.R = *a.num_householder;
+  p.g = a.g;
+  p.beta = a.beta;
+  p.normalize_q = p.normalize_k = a.use_qk_l2norm_in_kernel;
+  set_states(p, a, false);
+  return p;
+}
+
+inline DeltaProblem to_problem(const GatedDeltaProductBackwardArgs& a) {
+  DeltaProblem p = to_problem(static_cast<const GatedDeltaProductArgs&>(a));
+  set_gradients(p, a, false);
+  p.dg = a.dg;
+  p.dbeta = a.dbeta;
+  return p;
+}
+
+}  // namespace fla

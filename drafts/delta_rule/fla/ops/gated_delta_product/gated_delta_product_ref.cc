@@ -1,0 +1,10 @@
+#include "fla/ops/common/delta_kernels.h"
+#include "fla/ops/gated_delta_product/gated_delta_product_problem.h"
+
+namespace fla {
+
+void register_gated_delta_product_ref(Registry& r) {
+  register_delta_reference(r, kChunkGatedDeltaProduct, kChunkGatedDeltaProductBackward);
+}
+
+}  // namespace fla

@@ -1,0 +1,11 @@
+#include "fla/ops/common/delta_kernels.h"
+#include "fla/ops/kda/kda_problem.h"
+
+namespace fla {
+
+void register_kda_ref(Registry& r) {
+  register_delta_reference(r, kChunkKda, kChunkKdaBackward);
+  register_delta_reference(r, kFusedRecurrentKda, kFusedRecurrentKdaBackward);
+}
+
+}  // namespace fla

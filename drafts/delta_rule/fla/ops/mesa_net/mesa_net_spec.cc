@@ -1,0 +1,85 @@
+#include "fla/ops/common/delta_spec.h"
+#include "fla/ops/mesa_net/mesa_net.h"
+
+namespace fla {
+
+namespace {
+
+constexpr const char* kSource =
+    "von Oswald et al., MesaNet: Sequence Modeling by Locally Optimal Test-Time Training, 2025";
+
+// By chunks of 64, of two solves of 30 steps in the backward and one in the forward: a step multiplies with the state
+// and with the keys of the causal half, twice.
+double forward_flops(const Dims& d) {
+  const double rows = static_cast<double>(d["B"] * d["T"] * d["H"]), K = static_cast<double>(d["K"]);
+  return rows * 31.0 * (2.0 * K * K + 128.0 * K) + rows * 4.0 * K * K;
+}
+double backward_flops(const Dims& d) { return 2.5 * forward_flops(d); }
+
+// A regulariser must be above 0.
+Gen regulariser() { return {.kind = Gen::Kind::AbsNormal}; }
+
+}  // namespace
+
+void register_mesa_net_spec(Registry& r) {
+  {
+    using A = MesaNetArgs;
+    using G = MesaNetBackwardArgs;
+    OpSpec<A, G> s(kChunkMesaNet, kChunkMesaNetBackward, "mesa_net");
+    s.in("q", &A::q, "B T H K", &G::dq, {.gen = {.scale = 0.1}, .doc = "queries, not scaled"})
+        .in("k", &A::k, "B T H K", &G::dk, {.gen = unit_rows(), .doc = "keys, of unit length"})
+        .in("v", &A::v, "B T H K", &G::dv, {.gen = {.scale = 0.1}, .doc = "values, as wide as keys"})
+        .in("g", &A::g, "B T H", &G::dg, gate_input("log decay"))
+        .in("beta", &A::beta, "B T H", &G::dbeta, strength_input("weight of a token"))
+        .in("lamb", &A::lamb, "H K", &G::dlamb,
+            {.types = Types::Float,
+             .gen = regulariser(),
+             .doc = "diagonal regulariser, above 0; 0.25 or more advised"});
+    const ArgOptions state = extra_input("absent = zeros", Types::Acc);
+    const ArgOptions last = {.types = Types::Acc, .requested_by = "output_final_state", .doc = "F32"};
+    s.opt_in("h_kk_init", &A::h_kk_init, "N H K K", &G::dh_kk0,
+             extra_input("symmetric, positive semidefinite; absent = zeros", Types::Acc))
+        .opt_in("h_kv_init", &A::h_kv_init, "N H K K", &G::dh_kv0, state)
+        .out("o", &A::o, "B T H K", &G::do_, {.doc = "output"})
+        .out("h_kk_final", &A::h_kk_final, "N H K K", &G::dh_kkt, last)
+        .out("h_kv_final", &A::h_kv_final, "N H K K", &G::dh_kvt, last)
+        .output_flag("output_final_state", "return both states after the last token")
+        .flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
+              "steps of conjugate gradients, always all of them")
+        .opt_in(
+            "cu_seqlens", &A::cu_seqlens, "N+1", nullptr,
+            {.types = Types::Index, .gen = {.kind = Gen::Kind::None}, .doc = "boundaries of packed sequences, B = 1"});
+    add_l2norm(s, &A::use_qk_l2norm_in_kernel);
+    add_host_boundaries(s, &A::cu_seqlens_cpu);
+    s.max_dim("K", 128).tolerance(0.008, {{"o", 0.006}, {"dlamb", 0.015}}).flops(forward_flops, backward_flops);
+    s.doc("MesaNet, chunkwise: for training and prefill.", kSource);
+    r.add(s);
+  }
+  {
+    using A = MesaNetStepArgs;
+    // No gradient, so no backward is registered.
+    OpSpec<A, A> s(kMesaNetDecodingOneStep, FunctionId<A>{""}, "mesa_net");
+    s.in("q", &A::q, "B H K", nullptr, {.gen = {.scale = 0.1}, .doc = "query, not scaled"})
+        .in("k", &A::k, "B H K", nullptr, {.gen = unit_rows(), .doc = "key, of unit length"})
+        .in("v", &A::v, "B H V", nullptr, {.gen = {.scale = 0.1}, .doc = "value"})
+        .in("g", &A::g, "B H", nullptr, gate_input("log decay"))
+        .in("lamb", &A::lamb, "H K", nullptr,
+            {.types = Types::Float, .gen = regulariser(), .doc = "diagonal regulariser, above 0"})
+        .in("beta", &A::beta, "B H", nullptr, strength_input("weight of the token"))
+        .in("prev_h_kk", &A::prev_h_kk, "B H K K", nullptr,
+            {.types = Types::Acc, .gen = {.scale = 0.0}, .doc = "symmetric, positive semidefinite"})
+        .in("prev_h_kv", &A::prev_h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "the other state"})
+        .out("o", &A::o, "B H V", nullptr, {.doc = "output"})
+        .out("h_kk", &A::h_kk, "B H K K", nullptr, {.types = Types::Acc, .doc = "F32"})
+        .out("h_kv", &A::h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "F32"})
+        .flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
+              "steps of conjugate gradients, always all of them");
+    s.max_dim("K", 128).max_dim("V", 128).tolerance(0.005).family_export();
+    s.doc("MesaNet, one token: for decoding.", kSource);
+    FunctionSpec f = s.take_forward();
+    f.backward.clear();
+    r.add_function(std::move(f));
+  }
+}
+
+}  // namespace fla

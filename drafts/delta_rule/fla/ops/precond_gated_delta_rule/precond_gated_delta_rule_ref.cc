@@ -1,0 +1,12 @@
+#include "fla/ops/common/precond_kernels.h"
+#include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule_problem.h"
+
+namespace fla {
+
+void register_precond_gated_delta_rule_ref(Registry& r) {
+  register_precond(r, kChunkPrecondGatedDeltaRule, kChunkPrecondGatedDeltaRuleBackward, kPrecondReference);
+  register_precond(r, kFusedRecurrentPrecondGatedDeltaRule, kFusedRecurrentPrecondGatedDeltaRuleBackward,
+                   kPrecondReference);
+}
+
+}  // namespace fla

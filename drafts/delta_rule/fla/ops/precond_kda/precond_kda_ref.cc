@@ -1,0 +1,11 @@
+#include "fla/ops/common/precond_kernels.h"
+#include "fla/ops/precond_kda/precond_kda_problem.h"
+
+namespace fla {
+
+void register_precond_kda_ref(Registry& r) {
+  register_precond(r, kChunkPrecondKda, kChunkPrecondKdaBackward, kPrecondReference);
+  register_precond(r, kFusedRecurrentPrecondKda, kFusedRecurrentPrecondKdaBackward, kPrecondReference);
+}
+
+}  // namespace fla

@@ -1,0 +1,119 @@
+// fused_mul_recurrent_rwkv7 on the delta engine: a := -kk and b := kk o a are made in the workspace, and so are their
+// gradients, from which those of kk and a follow.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "fla/ops/common/delta_kernels.h"
+#include "fla/ops/rwkv7/rwkv7_problem.h"
+
+namespace fla {
+
+// A backend's functions, and the element type of what is made.
+template <typename E>
+struct Rwkv7MulEngine {
+  double (*load)(const TensorView&, const std::byte*);
+  void (*store)(const TensorView&, std::byte*, double);
+  std::size_t (*forward_workspace)(const DeltaProblem&, int);
+  Status (*forward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
+  std::size_t (*backward_workspace)(const DeltaProblem&, int);
+  Status (*backward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
+};
+
+// Lays a and b, and in the backward da and db, into the workspace; returns the bytes they take, padding included.
+template <typename E>
+std::size_t place_rwkv7_mul(DeltaProblem& p, bool backward, std::byte* base) {
+  std::size_t used = (64 - reinterpret_cast<std::uintptr_t>(base) % 64) % 64;
+  const auto place = [&] {
+    const std::int64_t dims[] = {p.B, p.T, p.H, p.K};
+    const TensorView t(base == nullptr ? nullptr : base + used, dtype_of<E>::value, dims);
+    used += (static_cast<std::size_t>(t.numel()) * sizeof(E) + 63) / 64 * 64;
+    return t;
+  };
+  p.a = place();
+  p.b = place();
+  if (backward) {
+    p.da = place();
+    p.db = place();
+  }
+  return used;
+}
+
+template <typename Fn>
+void for_each_channel(const DeltaProblem& p, ThreadPool& pool, Fn&& fn) {
+  pool.run(p.B * p.T, [&](std::int64_t task, int) {
+    for (std::int64_t h = 0; h < p.H; ++h)
+      for (std::int64_t i = 0; i < p.K; ++i) fn(task / p.T, task % p.T, h, i);
+  });
+}
+
+template <typename E>
+void make_rwkv7_mul(const FusedMulRwkv7Args& x, const DeltaProblem& p, const Rwkv7MulEngine<E>& e, ThreadPool& pool) {
+  for_each_channel(p, pool, [&](std::int64_t n, std::int64_t t, std::int64_t h, std::int64_t i) {
+    const E kk = static_cast<E>(e.load(x.kk, x.kk.at(n, t, h, i))),
+            eta = static_cast<E>(e.load(x.a, x.a.at(n, t, h, i)));
+    *reinterpret_cast<E*>(p.a.at(n, t, h, i)) = -kk;
+    *reinterpret_cast<E*>(p.b.at(n, t, h, i)) = kk * eta;
+  });
+}
+
+template <typename E>
+void put_rwkv7_mul(const FusedMulRwkv7BackwardArgs& x, const DeltaProblem& p, const Rwkv7MulEngine<E>& e,
+                   ThreadPool& pool) {
+  for_each_channel(p, pool, [&](std::int64_t n, std::int64_t t, std::int64_t h, std::int64_t i) {
+    const E kk = static_cast<E>(e.load(x.kk, x.kk.at(n, t, h, i))),
+            eta = static_cast<E>(e.load(x.a, x.a.at(n, t, h, i)));
+    const E da = *reinterpret_cast<const E*>(p.da.at(n, t, h, i)),
+            db = *reinterpret_cast<const E*>(p.db.at(n, t, h, i));
+    if (x.dkk) e.store(x.dkk, x.dkk.at(n, t, h, i), eta * db - da);
+    if (x.da) e.store(x.da, x.da.at(n, t, h, i), kk * db);
+  });
+}
+
+template <typename E>
+void register_rwkv7_mul(Registry& r, const char* backend, const char* name, const Rwkv7MulEngine<E>& e) {
+  using F = FusedMulRwkv7Args;
+  using G = FusedMulRwkv7BackwardArgs;
+  constexpr bool narrow = sizeof(E) < sizeof(double);
+  r.add(Kernel<F>{.function = kFusedMulRecurrentRwkv7,
+                  .backend = backend,
+                  .name = name,
+                  .verify = [](const F& x, const CallInfo& c) { return narrow ? verify_cpu(c, x.r.dtype) : accept(); },
+                  .workspace =
+                      [e](const F& x, const CallInfo& c) {
+                        DeltaProblem p = to_problem(x);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, false, nullptr);
+                        return 64 + placed + e.forward_workspace(p, c.threads);
+                      },
+                  .launch =
+                      [e](const F& x, const CallInfo& c, std::span<std::byte> ws) {
+                        DeltaProblem p = to_problem(x);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, false, ws.data());
+                        make_rwkv7_mul(x, p, e, *c.pool);
+                        return e.forward(p, *c.pool, ws.subspan(placed));
+                      }});
+  r.add(Kernel<G>{.function = kFusedMulRecurrentRwkv7Backward,
+                  .backend = backend,
+                  .name = name,
+                  .verify = [](const G& x, const CallInfo& c) { return narrow ? verify_cpu(c, x.r.dtype) : accept(); },
+                  .workspace =
+                      [e](const G& x, const CallInfo& c) {
+                        DeltaProblem p = to_problem(x);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, true, nullptr);
+                        return 64 + placed + e.backward_workspace(p, c.threads);
+                      },
+                  .launch =
+                      [e](const G& x, const CallInfo& c, std::span<std::byte> ws) {
+                        DeltaProblem p = to_problem(x);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, true, ws.data());
+                        make_rwkv7_mul(x, p, e, *c.pool);
+                        if (Status s = e.backward(p, *c.pool, ws.subspan(placed)); !s) return s;
+                        put_rwkv7_mul(x, p, e, *c.pool);
+                        return Status();
+                      }});
+}
+
+}  // namespace fla
