@@ -7,10 +7,10 @@
  *   fla_call_bind(call, "out.o", &o);                  outputs by name
  *   if (fla_call_run(call, NULL, 0) != FLA_OK) puts(fla_last_error());
  *
- * Names are those of `fla ops --signature`. A backward ("chunk_gla_backward") takes the forward's inputs and
- * "grad_out.o", "grad_out.final_state", ..., and gives "grad.q", "grad.k", ... A call may be run again after its
- * tensors' contents changed; set and bind replace what was there. Tensors are views: their memory must outlive the
- * runs.
+ * Arguments and flags are named as `fla ops --signature` prints them, outputs "out.NAME". A backward
+ * ("chunk_gla_backward") takes the forward's inputs and "grad_out.o", "grad_out.final_state", ..., and gives "grad.q",
+ * "grad.k", ... A call may be run again after its tensors' contents changed; set and bind replace what was there.
+ * Tensors are views: their memory must outlive the runs.
  */
 #ifndef FLA_FLA_H_
 #define FLA_FLA_H_
@@ -66,6 +66,7 @@ FLA_C_API void fla_context_destroy(fla_context* ctx);
 FLA_C_API fla_code fla_call_create(fla_context* ctx, const char* function, fla_call** out);
 FLA_C_API void fla_call_destroy(fla_call* call);
 
+/* tensor NULL takes an optional argument away again. */
 FLA_C_API fla_code fla_call_set_tensor(fla_call* call, const char* name, const DLTensor* tensor);
 FLA_C_API fla_code fla_call_set_bool(fla_call* call, const char* name, int value);
 FLA_C_API fla_code fla_call_set_int(fla_call* call, const char* name, int64_t value);
@@ -80,6 +81,7 @@ typedef struct fla_output {
 } fla_output;
 FLA_C_API fla_code fla_call_output_count(fla_call* call, size_t* count);
 FLA_C_API fla_code fla_call_output(fla_call* call, size_t index, fla_output* out);
+/* tensor NULL: the output is not computed. */
 FLA_C_API fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tensor);
 
 FLA_C_API fla_code fla_call_workspace(fla_call* call, size_t* bytes);

@@ -101,6 +101,8 @@ int run(const Options& o) {
   if (auto outputs = call.outputs(ctx); !outputs) refuse("{}: {}", o.in, outputs.status().message());
   if (o.backward)
     if (auto outputs = backward.outputs(ctx); !outputs) refuse("{}: {}", o.in, outputs.status().message());
+  std::error_code error;
+  if (fs::equivalent(o.in, o.out, error)) refuse("--out: expected another file than --in, got '{}' for both", o.out);
   require_writable(o.out);
 
   Results results;

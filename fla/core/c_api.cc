@@ -116,7 +116,7 @@ fla_code fla_call_set_tensor(fla_call* call, const char* name, const DLTensor* t
   return guarded([&]() -> fla::Status {
     if (call == nullptr) return null_argument("fla_call_set_tensor", "call");
     if (name == nullptr) return null_argument("fla_call_set_tensor", "name");
-    if (tensor == nullptr) return null_argument("fla_call_set_tensor", "tensor");
+    if (tensor == nullptr) return call->call.set(name, {});
     auto view = fla::from_dlpack(*tensor);
     return view ? call->call.set(name, *view) : view.status();
   });
@@ -168,7 +168,7 @@ fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tenso
   return guarded([&]() -> fla::Status {
     if (call == nullptr) return null_argument("fla_call_bind", "call");
     if (output == nullptr) return null_argument("fla_call_bind", "output");
-    if (tensor == nullptr) return null_argument("fla_call_bind", "tensor");
+    if (tensor == nullptr) return call->call.bind(output, {});
     auto view = fla::from_dlpack(*tensor);
     return view ? call->call.bind(output, *view) : view.status();
   });

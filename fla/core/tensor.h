@@ -14,6 +14,8 @@
 namespace fla {
 
 inline constexpr int kMaxDims = 6;
+inline constexpr int kTooManyDims =
+    -2;  // ndim of a view made with more axes than that: present to nobody, refused by checks
 
 enum class DeviceType : std::uint8_t { Cpu, Cuda };
 
@@ -56,7 +58,7 @@ struct TensorView {
       : TensorView(const_cast<std::remove_const_t<T>*>(p), dtype_of<std::remove_const_t<T>>::value,
                    std::span<const std::int64_t>(dims.begin(), dims.size()), dev) {}
   TensorView(void* p, DType t, std::span<const std::int64_t> dims, Device dev = {}) : data(p), dtype(t), device(dev) {
-    ndim = static_cast<int>(dims.size()) <= kMaxDims ? static_cast<int>(dims.size()) : -1;
+    ndim = static_cast<int>(dims.size()) <= kMaxDims ? static_cast<int>(dims.size()) : kTooManyDims;
     std::int64_t s = 1;
     for (int i = ndim - 1; i >= 0; --i) {
       shape[i] = dims[i];

@@ -58,6 +58,9 @@ Status DynamicCall::set(std::string_view name, const TensorView& t) {
   }
   if (arg->role == Role::Input && name != strip_pair(spec, name)) paired_input_ = true;
   if (name.ends_with(".1")) paired_input_ = true;
+  for (const auto& [given, view] : inputs_)
+    if (given != name && view && t && strip_pair(spec, given) == strip_pair(spec, name))
+      return bad(spec, name, "given beside " + given);
   arg->get(args_.get()) = t;
   const auto old = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& x) { return x.first == name; });
   if (old != inputs_.end())
@@ -81,6 +84,8 @@ Status DynamicCall::set_flag(std::string_view name, FlagValue v) {
   };
   if (std::holds_alternative<std::monostate>(v)) {
     if (f->required) return wrong();
+    if (std::any_of(flags_.begin(), flags_.end(), [&](const SetFlag& x) { return x.flag == name; }))
+      return bad(spec, name, "already has a value; none cannot take it back");
     return {};  // none: as if not given
   }
   switch (f->type) {

@@ -238,7 +238,7 @@ enum class Purpose { Run, Ask };  // only a call that runs is logged
 Status choose(const Context& ctx, const Registry::Entry& e, const void* args, const CallInfo& info, Purpose purpose,
               Choice& choice, std::vector<RouteStep>* steps) {
   using O = RouteStep::Outcome;
-  std::string refusals;
+  std::string refusals = kDispatchDisabled ? "\n  FLA_DISABLE_BACKEND_DISPATCH was 1 when the library was loaded" : "";
   if (!kDispatchDisabled) {
     for (const auto& c : e.candidates) {
       if (steps == nullptr && ctx.options().backend == kReference) break;
@@ -288,6 +288,8 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
   for (const auto& a : e.spec.args)
     any_output |= (a.role == Role::Output || a.role == Role::Gradient) && a.get(const_cast<void*>(args)).present();
   if (!any_output) return {Code::InvalidArgument, e.spec.name + ": nothing to compute: no output was given"};
+
+  if (Status s = check_overlaps(e.spec, args); !s) return s;
 
   const CallInfo info = call_info(ctx, e, c);
   Choice choice;

@@ -1,7 +1,11 @@
 #include "fla/registry/spec.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <utility>
 
 namespace fla {
 
@@ -92,12 +96,32 @@ struct Checker {
           __builtin_add_overflow(reach > 0 ? hi : lo, reach, reach > 0 ? &hi : &lo))
         return bad(a.name, "size or stride overflows 64 bits: shape " + shape_string(t.dims()) + ", strides " +
                                shape_string({t.stride.data(), static_cast<std::size_t>(t.ndim)}));
-      const bool written = a.role == Role::Output || a.role == Role::Gradient;
-      if (written && n > 1 && s == 0)
-        return bad(a.name, "an output's axis " + std::to_string(i) + " has stride 0: its elements would overlap");
     }
     if (t.data == nullptr && t.numel() > 0) return bad(a.name, "data pointer is null, shape " + shape_string(t.dims()));
+    if (reinterpret_cast<std::uintptr_t>(t.data) % size_of(t.dtype) != 0)
+      return bad(a.name, "data pointer is not aligned to its " + std::to_string(size_of(t.dtype)) + "-byte elements");
+    if ((a.role == Role::Output || a.role == Role::Gradient) && overlaps_itself(t))
+      return bad(a.name, "an output whose elements overlap: shape " + shape_string(t.dims()) + ", strides " +
+                             shape_string({t.stride.data(), static_cast<std::size_t>(t.ndim)}));
     return {};
+  }
+
+  // Whether some axis steps by no more than the axes with smaller strides reach.
+  static bool overlaps_itself(const TensorView& t) {
+    if (t.numel() == 0) return false;
+    // In order of strides: the axis taken next is the one with the smallest stride not taken yet.
+    std::array<bool, kMaxDims> taken{};
+    std::int64_t reach = 0;
+    for (int round = 0; round < t.ndim; ++round) {
+      std::size_t next = kMaxDims;
+      for (std::size_t i = 0; i < static_cast<std::size_t>(t.ndim); ++i)
+        if (!taken[i] && (next == kMaxDims || std::abs(t.stride[i]) < std::abs(t.stride[next]))) next = i;
+      taken[next] = true;
+      if (t.shape[next] == 1) continue;
+      if (std::abs(t.stride[next]) <= reach) return true;
+      reach += std::abs(t.stride[next]) * (t.shape[next] - 1);
+    }
+    return false;
   }
 
   Status type(const ArgSpec& a, const TensorView& t) {
@@ -187,6 +211,9 @@ struct Checker {
     for (const auto& a : spec.args) {
       const TensorView& t = view(a);
       if (!t) {
+        if (t.ndim == kTooManyDims)
+          return bad(a.name, "expected rank " + std::to_string(a.dims.size()) + ", got a view of more than " +
+                                 std::to_string(kMaxDims) + " axes");
         if (a.required) return bad(a.name, "required, but not given");
         continue;
       }
@@ -233,13 +260,67 @@ struct Checker {
         if (f.power_of_two && (*i & (*i - 1)) != 0) return bad(f.name, "expected a power of two, got " + to_string(v));
       }
     }
+    // Whatever a kernel multiplies (states times tokens, scores) stays below this, so sizes and offsets fit 64 bits.
+    std::int64_t all = 64;
+    for (const char* symbol : {"B", "T", "H", "K", "V", "D"}) {
+      const std::int64_t n =
+          std::max<std::int64_t>(symbol[0] == 'T' ? std::max(dims["T"], dims["N"]) : dims[symbol], 1);
+      if (__builtin_mul_overflow(all, n, &all))
+        return bad(spec.args.front().name,
+                   "the call's sizes together overflow 64 bits: shape " + shape_string(view(spec.args.front()).dims()));
+    }
     if (!spec.check) return {};
     const Status s = spec.check(args, dims);
     return s ? s : Status(s.code(), spec.name + ": " + s.message());
   }
 };
 
+// First and last byte that a view of at least one element reaches.
+std::pair<std::uintptr_t, std::uintptr_t> extent(const TensorView& t) {
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+  std::int64_t lo = 0, hi = size - 1;
+  for (int i = 0; i < t.ndim; ++i) {
+    const std::int64_t reach = (t.dim(i) - 1) * t.stride[static_cast<std::size_t>(i)] * size;
+    (reach > 0 ? hi : lo) += reach;
+  }
+  const auto base = reinterpret_cast<std::uintptr_t>(t.data);
+  return {base + static_cast<std::uintptr_t>(lo), base + static_cast<std::uintptr_t>(hi)};
+}
+
+// Whether a view's elements fill its extent, in whatever order of axes.
+bool dense(const TensorView& t) {
+  const auto [lo, hi] = extent(t);
+  return static_cast<std::int64_t>(hi - lo) + 1 == t.numel() * static_cast<std::int64_t>(size_of(t.dtype));
+}
+
+bool same_view(const TensorView& a, const TensorView& b) {
+  return a.data == b.data && a.dtype == b.dtype && a.ndim == b.ndim && a.shape == b.shape && a.stride == b.stride;
+}
+
 }  // namespace
+
+Status check_overlaps(const FunctionSpec& spec, const void* args) {
+  const auto view = [&](const ArgSpec& a) -> const TensorView& { return a.get(const_cast<void*>(args)); };
+  for (const auto& out : spec.args) {
+    const TensorView& o = view(out);
+    if ((out.role != Role::Output && out.role != Role::Gradient) || !o || o.numel() == 0) continue;
+    for (const auto& other : spec.args) {
+      const TensorView& t = view(other);
+      if (&other == &out || !t || t.numel() == 0 || !(t.device == o.device)) continue;
+      const auto [lo, hi] = extent(o);
+      const auto [from, to] = extent(t);
+      if (to < lo || hi < from) continue;
+      // Slices of one fused tensor interleave without meeting; only a dense view surely meets what lies in its extent.
+      if (!dense(o) && !dense(t)) continue;
+      if (out.name.starts_with("final_state") && other.name == "initial_state" + out.name.substr(11) && same_view(o, t))
+        continue;
+      return {Code::InvalidArgument,
+              spec.name + ": " + out.name + ": overlaps " + other.name +
+                  " in memory; of all outputs only a final state may be exactly its initial state"};
+    }
+  }
+  return {};
+}
 
 Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device) {
   return Checker{.spec = spec, .args = args, .dims = dims, .device = device}.run();

@@ -137,6 +137,10 @@ struct FLA_API FunctionSpec {
 // but cu_seqlens on the host.
 FLA_API Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device);
 
+// Refuses outputs that share memory with another argument: what a kernel reads would depend on what it already wrote.
+// A final state may be exactly its initial state. Views that both have gaps are taken for slices of one fused tensor.
+Status check_overlaps(const FunctionSpec& spec, const void* args);
+
 // ---- the builder -------------------------------------------------------------------------------------------------
 
 // A typed name: a kernel registered for it must take the same args struct, so a misspelt or mistyped registration does
@@ -322,6 +326,7 @@ class OpSpec {
 
   FunctionSpec take_forward() {
     order(fwd_.args);
+    forget_absent_widths(fwd_);
     return std::move(fwd_);
   }
   FunctionSpec take_backward() {
@@ -330,10 +335,18 @@ class OpSpec {
     pending_.clear();
     gradients_.clear();
     order(bwd_.args);
+    forget_absent_widths(bwd_);
     return std::move(bwd_);
   }
 
  private:
+  static void forget_absent_widths(FunctionSpec& spec) {
+    std::erase_if(spec.max_dim, [&](const auto& limit) {
+      return std::none_of(spec.args.begin(), spec.args.end(), [&](const ArgSpec& a) {
+        return std::find(a.dims.begin(), a.dims.end(), limit.first) != a.dims.end();
+      });
+    });
+  }
   // Inputs as described, then boundaries, upstream gradients, and what comes out.
   static void order(std::vector<ArgSpec>& args) {
     const auto rank = [](const ArgSpec& a) {
