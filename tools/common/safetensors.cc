@@ -320,6 +320,7 @@ Status write_safetensors(const std::filesystem::path& path,
 
   // The widest types first, so that every tensor is aligned in the file whatever sizes the ones before it have.
   std::vector<const std::pair<std::string, TensorView>*> order;
+  order.reserve(tensors.size());
   for (const auto& t : tensors) order.push_back(&t);
   std::stable_sort(order.begin(), order.end(),
                    [](const auto* a, const auto* b) { return size_of(a->second.dtype) > size_of(b->second.dtype); });
