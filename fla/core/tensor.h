@@ -14,8 +14,8 @@
 namespace fla {
 
 inline constexpr int kMaxDims = 6;
-inline constexpr int kTooManyDims =
-    -2;  // ndim of a view made with more axes than that: present to nobody, refused by checks
+// ndim of a view made with more axes than that: present to nobody, refused by checks.
+inline constexpr int kTooManyDims = -2;
 
 enum class DeviceType : std::uint8_t { Cpu, Cuda };
 
