@@ -96,8 +96,9 @@ struct Bound {
     route = check(call.explain(ctx));
     if (!spec.flops) return;
     Dims d;
-    for (const char* symbol : {"B", "T", "H", "K", "V", "D", "N"})
+    for (const char* symbol : {"B", "T", "H", "HV", "K", "V", "D", "N"})
       if (*symbol == 'N' || uses(spec, symbol)) d.set(symbol, size_of_symbol(sizes, symbol));
+    for (const auto& [symbol, derive] : spec.derived) d.set(symbol, derive(call.args(), d));
     flops = spec.flops(d);
   }
 };
@@ -187,11 +188,14 @@ Agreement agree(const Context& ctx, const Context& reference, const FunctionSpec
 // What a shape's tensors will take, before any of them exists; the largest one is generated in double first.
 double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, bool backward) {
   double sum = 0.0, largest = 0.0;
+  const std::shared_ptr<void> args = spec.make_args();
+  for (const auto& [name, v] : spec.bench_flags)
+    if (const FlagSpec* f = spec.find_flag(name); f != nullptr && f->set) f->set(args.get(), v);
   for (const auto& a : spec.args) {
     if (!a.required && a.gen.kind == Gen::Kind::None && a.role == Role::Input) continue;
     if (!a.requested_by.empty()) continue;
     double n = 1.0;
-    for (const auto& d : a.dims) n *= static_cast<double>(size_of_symbol(s, d));
+    for (const auto& d : a.dims) n *= static_cast<double>(axis_size(s, spec, args.get(), d));
     const double bytes = n * static_cast<double>(a.types == Types::Wide ? size_of(dtype) : 4);
     sum += backward ? 2 * bytes : bytes;
     largest = std::max(largest, n * 8.0);

@@ -125,7 +125,7 @@ int run(const Options& o) {
     if (!a.required && std::find(with.begin(), with.end(), a.name) == with.end()) continue;
     std::vector<std::int64_t> dims;
     for (std::size_t i = 0; i < a.dims.size(); ++i)
-      dims.push_back(size_of_symbol(sizes, spec.dim_symbol(a, i, call.args())));
+      dims.push_back(axis_size(sizes, spec, call.args(), spec.dim_symbol(a, i, call.args())));
     void* data = nowhere.data();
     // Boundaries are read on the host, so they are real.
     if (a.types == Types::Index) data = const_cast<std::int64_t*>(sizes.cu_seqlens.data());

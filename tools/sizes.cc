@@ -7,8 +7,12 @@
 namespace fla::tools {
 
 bool uses(const FunctionSpec& spec, const std::string& symbol) {
+  const auto has = [&](const std::string& dim) {
+    const std::vector<std::string> factors = split(dim, '*');
+    return std::find(factors.begin(), factors.end(), symbol) != factors.end();
+  };
   return std::any_of(spec.args.begin(), spec.args.end(),
-                     [&](const ArgSpec& a) { return std::find(a.dims.begin(), a.dims.end(), symbol) != a.dims.end(); });
+                     [&](const ArgSpec& a) { return std::any_of(a.dims.begin(), a.dims.end(), has); });
 }
 
 Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
@@ -39,6 +43,10 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
   need("T", s.T);
   const std::int64_t D = given("D");
   if (uses(spec, "H")) s.H = need("H", given("H"));
+  if (uses(spec, "HV") && given("HV") >= 0) {
+    s.HV = need("HV", given("HV"));
+    if (s.HV == 0 || s.H == 0 || s.HV % s.H != 0) refuse("{}HV: expected a multiple of H = {}, got {}", who, s.H, s.HV);
+  }
   if (uses(spec, "K")) s.K = need("K", given("K") >= 0 ? given("K") : D, " (or D)");
   if (uses(spec, "V")) s.V = need("V", given("V") >= 0 ? given("V") : D, " (or D)");
   if (uses(spec, "D")) s.D = need("D", D) * (given("H") >= 0 && !uses(spec, "H") ? given("H") : 1);
@@ -47,20 +55,6 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
     if (given(key) >= 0 && !uses(spec, key) && !same_heads) refuse("{}{}: this function has no such size", who, key);
   }
   return s;
-}
-
-std::int64_t size_of_symbol(const Sizes& s, const std::string& symbol) {
-  const std::int64_t n = s.cu_seqlens.empty() ? s.B : static_cast<std::int64_t>(s.cu_seqlens.size()) - 1;
-  if (symbol == "1") return 1;
-  if (symbol == "N") return n;
-  if (symbol == "N+1") return n + 1;
-  if (symbol == "B") return s.B;
-  if (symbol == "T") return s.T;
-  if (symbol == "H") return s.H;
-  if (symbol == "K") return s.K;
-  if (symbol == "V") return s.V;
-  if (symbol == "D") return s.D;
-  refuse("size {}: not known to this program", symbol);
 }
 
 }  // namespace fla::tools

@@ -13,9 +13,6 @@ namespace fla::tools {
 // D; an operator over channels ([B, T, D]) gets H * D of them.
 Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape);
 
-// The value of an axis symbol ("B", "N+1") for these sizes.
-std::int64_t size_of_symbol(const Sizes& s, const std::string& symbol);
-
 bool uses(const FunctionSpec& spec, const std::string& symbol);
 
 }  // namespace fla::tools

@@ -86,7 +86,7 @@ Status DynamicCall::set_flag(std::string_view name, FlagValue v) {
     if (f->required) return wrong();
     if (std::any_of(flags_.begin(), flags_.end(), [&](const SetFlag& x) { return x.flag == name; }))
       return bad(spec, name, "already has a value; none cannot take it back");
-    return {};  // none: as if not given
+    if (!f->takes_none) return {};  // as if not given
   }
   switch (f->type) {
     case FlagSpec::Type::Bool:
@@ -97,7 +97,7 @@ Status DynamicCall::set_flag(std::string_view name, FlagValue v) {
       break;
     case FlagSpec::Type::Float:
       if (const auto* i = std::get_if<std::int64_t>(&v)) v = static_cast<double>(*i);
-      if (!std::holds_alternative<double>(v)) return wrong();
+      if (!std::holds_alternative<double>(v) && !std::holds_alternative<std::monostate>(v)) return wrong();
       break;
   }
   std::string_view stored = name;
@@ -146,8 +146,8 @@ bool DynamicCall::flag_on(std::string_view name) const {
       return b != nullptr && *b;
     }
   const FlagSpec* f = entry_->spec.find_flag(name);
-  if (f == nullptr || !f->value) return false;
-  const FlagValue v = f->value(args_.get());
+  if (f == nullptr) return false;
+  const FlagValue v = f->value ? f->value(args_.get()) : f->def;
   const bool* b = std::get_if<bool>(&v);
   return b != nullptr && *b;
 }
@@ -186,9 +186,11 @@ Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context&) {
     Output o{output_name(a), wide, {}};
     if (a.types == Types::Acc) o.dtype = wide == DType::F64 ? DType::F64 : DType::F32;
     if (a.types == Types::Like) o.dtype = spec.find_arg(a.like)->get(args_.get()).dtype;
-    for (std::size_t i = 0; i < a.dims.size(); ++i) {
-      const std::string& d = spec.dim_symbol(a, i, args_.get());
-      o.shape.push_back(d == "1" ? 1 : dims[d]);
+    for (std::size_t i = 0; i < spec.dims_of(a, args_.get()).size(); ++i) {
+      o.shape.push_back(dim_value(spec.dim_symbol(a, i, args_.get()), [&](std::string_view s) {
+        const auto derived = spec.derived.find(s);
+        return dims.has(s) || derived == spec.derived.end() ? dims[s] : derived->second(args_.get(), dims);
+      }));
     }
     list.push_back(std::move(o));
   }

@@ -38,12 +38,23 @@ double FunctionSpec::tolerance_of(std::string_view tensor) const {
   return it == tolerance.end() ? 0.005 : it->second;
 }
 
+const std::vector<std::string>& FunctionSpec::dims_of(const ArgSpec& a, const void* call) const {
+  if (a.other_dims.empty()) return a.dims;
+  const ArgSpec* shaped = a.role == Role::Gradient ? find_arg(a.of) : &a;
+  if (shaped == nullptr) shaped = &a;
+  const TensorView& t = shaped->get(const_cast<void*>(call));
+  for (const auto& other : a.other_dims)
+    if (static_cast<int>(other.size()) == t.ndim) return other;
+  return a.dims;
+}
+
 const std::string& FunctionSpec::dim_symbol(const ArgSpec& a, std::size_t axis, const void* call) const {
-  if (!a.swapped_by.empty() && axis + 2 >= a.dims.size()) {
+  const std::vector<std::string>& dims = dims_of(a, call);
+  if (!a.swapped_by.empty() && axis + 2 >= dims.size()) {
     const FlagSpec* f = find_flag(a.swapped_by);
-    if (f != nullptr && std::get<bool>(f->value(call))) return a.dims[2 * a.dims.size() - 3 - axis];
+    if (f != nullptr && std::get<bool>(f->value(call))) return dims[2 * dims.size() - 3 - axis];
   }
-  return a.dims[axis];
+  return dims[axis];
 }
 
 namespace {
@@ -66,7 +77,7 @@ struct Checker {
 
   std::string expected_shape(const ArgSpec& a, const TensorView& t) const {
     std::string symbols, numbers;
-    for (std::size_t i = 0; i < a.dims.size(); ++i) {
+    for (std::size_t i = 0; i < spec.dims_of(a, args).size(); ++i) {
       const std::string& symbol = spec.dim_symbol(a, i, args);
       const std::int64_t want = symbol_value(symbol);
       symbols += (i != 0 ? "," : "") + symbol;
@@ -77,10 +88,15 @@ struct Checker {
            shape_string(t.dims());
   }
 
-  std::int64_t symbol_value(const std::string& s) const {
-    if (s == "1") return 1;
-    if (s == "N+1") return dims.has("N") ? dims["N"] + 1 : -1;
-    return dims[s];
+  std::int64_t symbol_value(const std::string& symbol) const {
+    return dim_value(symbol, [&](std::string_view s) {
+      if (!dims.has(s))
+        if (const auto it = spec.derived.find(s); it != spec.derived.end()) {
+          const std::int64_t value = it->second(args, dims);
+          if (value >= 0) dims.set(it->first, value);
+        }
+      return dims[s];
+    });
   }
 
   Status memory(const ArgSpec& a, const TensorView& t) const {
@@ -161,12 +177,21 @@ struct Checker {
   }
 
   Status shape(const ArgSpec& a, const TensorView& t) {
-    if (t.ndim != static_cast<int>(a.dims.size())) return bad(a.name, expected_shape(a, t));
+    if (t.ndim != static_cast<int>(spec.dims_of(a, args).size())) {
+      std::string others;
+      for (const auto& other : a.other_dims) {
+        others += ", or [";
+        for (std::size_t i = 0; i < other.size(); ++i) others += (i != 0 ? "," : "") + other[i];
+        others += "]";
+      }
+      return bad(a.name, expected_shape(a, t) + others);
+    }
     for (int i = 0; i < t.ndim; ++i) {
       const std::string& s = spec.dim_symbol(a, static_cast<std::size_t>(i), args);
       if (s == "N" && !dims.has("N") && dims.has("B")) dims.set("N", dims["B"]);
       const std::int64_t want = symbol_value(s);
-      if (want >= 0 ? want != t.dim(i) : s == "N+1") return bad(a.name, expected_shape(a, t));
+      const bool composite = s == "N+1" || s.find('*') != std::string::npos || spec.derived.contains(s);
+      if (want >= 0 ? want != t.dim(i) : composite) return bad(a.name, expected_shape(a, t));
       if (want < 0) {
         dims.set(s, t.dim(i));
         const auto most = spec.max_dim.find(s);
@@ -197,9 +222,34 @@ struct Checker {
     return {};
   }
 
+  // Before the tensors: a shape may depend on a flag.
+  Status flags() const {
+    for (const auto& f : spec.flags) {
+      if (!f.value) continue;
+      const FlagValue v = f.value(args);
+      if (f.required && std::holds_alternative<std::monostate>(v)) return bad(f.name, "required, but not given");
+      if (const auto* d = std::get_if<double>(&v)) {
+        if (!std::isfinite(*d)) return bad(f.name, "must be finite, got " + to_string(v));
+        if (*d < f.min || *d > f.max)
+          return bad(f.name, "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max}) +
+                                 ", got " + to_string(v));
+      } else if (const auto* i = std::get_if<std::int64_t>(&v)) {
+        if (static_cast<double>(*i) < f.min || static_cast<double>(*i) > f.max)
+          return bad(f.name, (f.max > 1e300
+                                  ? "expected at least " + to_string(FlagValue{f.min})
+                                  : "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max})) +
+                                 ", got " + to_string(v));
+        if (f.power_of_two && (*i & (*i - 1)) != 0) return bad(f.name, "expected a power of two, got " + to_string(v));
+      }
+    }
+    return {};
+  }
+
   Status run() {
     for (const auto& refuse : spec.not_offered_checks)
       if (Status s = refuse(args); !s) return s;
+
+    if (Status s = flags(); !s) return s;
 
     const ArgSpec* cu = spec.find_arg("cu_seqlens");
     const TensorView* packed = cu != nullptr && view(*cu) ? &view(*cu) : nullptr;
@@ -242,29 +292,12 @@ struct Checker {
       if (view(*host).device.type != DeviceType::Cpu) return bad(host->name, "must be in host memory");
       if (Status s = boundaries(*host, view(*host)); !s) return s;
     }
-    for (const auto& f : spec.flags) {
-      if (!f.value) continue;
-      const FlagValue v = f.value(args);
-      if (f.required && std::holds_alternative<std::monostate>(v)) return bad(f.name, "required, but not given");
-      if (const auto* d = std::get_if<double>(&v)) {
-        if (!std::isfinite(*d)) return bad(f.name, "must be finite, got " + to_string(v));
-        if (*d < f.min || *d > f.max)
-          return bad(f.name, "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max}) +
-                                 ", got " + to_string(v));
-      } else if (const auto* i = std::get_if<std::int64_t>(&v)) {
-        if (static_cast<double>(*i) < f.min || static_cast<double>(*i) > f.max)
-          return bad(f.name, (f.max > 1e300
-                                  ? "expected at least " + to_string(FlagValue{f.min})
-                                  : "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max})) +
-                                 ", got " + to_string(v));
-        if (f.power_of_two && (*i & (*i - 1)) != 0) return bad(f.name, "expected a power of two, got " + to_string(v));
-      }
-    }
     // Whatever a kernel multiplies (states times tokens, scores) stays below this, so sizes and offsets fit 64 bits.
     std::int64_t all = 64;
-    for (const char* symbol : {"B", "T", "H", "K", "V", "D"}) {
-      const std::int64_t n =
-          std::max<std::int64_t>(symbol[0] == 'T' ? std::max(dims["T"], dims["N"]) : dims[symbol], 1);
+    for (const char* symbol : {"B", "T", "H", "K", "V", "D", "R"}) {
+      std::int64_t n = std::max<std::int64_t>(dims[symbol], 1);
+      if (symbol[0] == 'T') n = std::max(n, dims["N"]);
+      if (symbol[0] == 'H') n = std::max(n, dims["HV"]);
       if (__builtin_mul_overflow(all, n, &all))
         return bad(spec.args.front().name,
                    "the call's sizes together overflow 64 bits: shape " + shape_string(view(spec.args.front()).dims()));

@@ -55,8 +55,9 @@ struct ArgSpec {
   std::string doc;
   Role role = Role::Input;
   Types types = Types::Wide;
-  std::string like;               // Types::Like
-  std::vector<std::string> dims;  // "B", "T", "H", "K", "N", "N+1", "1"
+  std::string like;                                  // Types::Like
+  std::vector<std::string> dims;                     // "B", "T", "H", "K", "N", "N+1", "2", "T*R"
+  std::vector<std::vector<std::string>> other_dims;  // further shapes it may have, each of a rank of its own
   bool required = false;
   bool grad = false;         // an input whose gradient the backward gives
   std::string requested_by;  // an output that a caller by name gets only with this flag; empty: always
@@ -74,6 +75,7 @@ struct FlagSpec {
   bool required = false;  // no default exists
   double min = -1e308, max = 1e308;
   bool power_of_two = false;
+  bool takes_none = false;                             // none is a value of its own, not the default
   std::string retired_for{};                           // an old name of the flag named here
   std::function<void(void*, const FlagValue&)> set{};  // empty: the flag only asks for an output
   std::function<FlagValue(const void*)> value{};
@@ -102,6 +104,29 @@ class Dims {
   std::size_t size_ = 0;
 };
 
+// The value of an axis symbol: a number, a size, "N+1", or a product of those ("T*R"). `leaf` knows the sizes and gives
+// -1 for one it does not know, as this does.
+template <typename Leaf>
+std::int64_t dim_value(std::string_view symbol, const Leaf& leaf) {
+  std::int64_t product = 1;
+  while (!symbol.empty()) {
+    const std::size_t end = std::min(symbol.find('*'), symbol.size());
+    const std::string_view s = symbol.substr(0, end);
+    symbol.remove_prefix(std::min(end + 1, symbol.size()));
+    std::int64_t value = 0;
+    if (s == "N+1") {
+      value = leaf("N");
+      value = value < 0 ? -1 : value + 1;
+    } else if (!s.empty() && s[0] >= '0' && s[0] <= '9') {
+      for (const char c : s) value = 10 * value + (c - '0');
+    } else {
+      value = leaf(s);
+    }
+    if (value < 0 || __builtin_mul_overflow(product, value, &product)) return -1;
+  }
+  return product;
+}
+
 struct FLA_API FunctionSpec {
   std::string name;       // "chunk_gla"
   std::string operation;  // family: "gla"
@@ -116,6 +141,8 @@ struct FLA_API FunctionSpec {
   std::vector<std::function<Status(const void*)>> not_offered_checks;
   std::vector<std::pair<std::string, FlagValue>> bench_flags;  // values tools pass for flags without a default
   std::map<std::string, std::int64_t> max_dim;                 // K, V: 256 unless the family's page allows more
+  // Sizes that no input's shape tells: R from a flag, NT from the boundaries. -1: not known.
+  std::map<std::string, std::function<std::int64_t(const void*, const Dims&)>, std::less<>> derived;
   std::map<std::string, double> tolerance;        // R on 16-bit runs by tensor name ("o", "dq"); "" is the default
   std::string backward;                           // name of the backward function; empty: none
   std::string forward;                            // of a backward: what it belongs to
@@ -129,7 +156,8 @@ struct FLA_API FunctionSpec {
   const ArgSpec* find_arg(std::string_view name) const;
   const FlagSpec* find_flag(std::string_view name) const;
   double tolerance_of(std::string_view tensor) const;
-  // The symbols of an argument's axes in this call.
+  // The symbols of an argument's axes in this call: of the shape that it, or the input it is the gradient of, came in.
+  const std::vector<std::string>& dims_of(const ArgSpec& a, const void* args) const;
   const std::string& dim_symbol(const ArgSpec& a, std::size_t axis, const void* args) const;
 };
 
@@ -152,6 +180,7 @@ struct FunctionId {
 
 struct ArgOptions {
   Types types = Types::Wide;
+  std::vector<std::string> other_dims{};  // further shapes: "B T HV V"
   std::string like{};
   Gen gen{};
   std::string requested_by{};
@@ -244,12 +273,36 @@ class OpSpec {
                    return x ? FlagValue{*x} : FlagValue{};
                  }});
   }
+  OpSpec& flag(std::string name, double F::*m, FlagSpec limits, std::string doc) {
+    limits.name = std::move(name);
+    limits.doc = std::move(doc);
+    limits.type = FlagSpec::Type::Float;
+    limits.set = [m](void* a, const FlagValue& v) { static_cast<F*>(a)->*m = std::get<double>(v); };
+    limits.value = [m](const void* a) -> FlagValue { return static_cast<const F*>(a)->*m; };
+    return push(std::move(limits));
+  }
+  // A member whose own default is a number (limits.def), while none has a meaning of its own.
+  OpSpec& flag(std::string name, std::optional<double> F::*m, FlagSpec limits, std::string doc) {
+    limits.name = std::move(name);
+    limits.doc = std::move(doc);
+    limits.type = FlagSpec::Type::Float;
+    limits.takes_none = true;
+    limits.set = [m](void* a, const FlagValue& v) {
+      const auto* d = std::get_if<double>(&v);
+      static_cast<F*>(a)->*m = d != nullptr ? std::optional<double>(*d) : std::nullopt;
+    };
+    limits.value = [m](const void* a) -> FlagValue {
+      const auto& x = static_cast<const F*>(a)->*m;
+      return x ? FlagValue{*x} : FlagValue{};
+    };
+    return push(std::move(limits));
+  }
   // A flag that, to callers by name, asks for an output; typed callers ask by passing the output's view.
-  OpSpec& output_flag(std::string name, std::string doc) {
+  OpSpec& output_flag(std::string name, std::string doc, bool def = false) {
     return push({.name = std::move(name),
                  .doc = std::move(doc),
                  .type = FlagSpec::Type::Bool,
-                 .def = false,
+                 .def = def,
                  .set = {},
                  .value = {}});
   }
@@ -263,10 +316,16 @@ class OpSpec {
     return push(std::move(old));
   }
   // A member of the shared args struct that this function does not have: anything but its default is refused.
-  OpSpec& without(const std::string& name, bool F::*m) {
-    return lacks(name, [m](const F& a) { return a.*m; });
+  OpSpec& without(const std::string& name, bool F::*m, bool def = false) {
+    return lacks(name, [m, def](const F& a) { return a.*m != def; });
   }
   OpSpec& without(const std::string& name, std::optional<bool> F::*m) {
+    return lacks(name, [m](const F& a) { return (a.*m).has_value(); });
+  }
+  OpSpec& without(const std::string& name, std::optional<double> F::*m) {
+    return lacks(name, [m](const F& a) { return (a.*m).has_value(); });
+  }
+  OpSpec& without(const std::string& name, std::optional<std::int64_t> F::*m) {
     return lacks(name, [m](const F& a) { return (a.*m).has_value(); });
   }
   OpSpec& without(const std::string& name, View m) {
@@ -280,8 +339,14 @@ class OpSpec {
     fwd_.max_dim[symbol] = bwd_.max_dim[symbol] = most;
     return *this;
   }
-  // What the tables cannot say. A refusal's text starts with the argument ("g_gamma: expected ..."); the function's
-  // name is put before it.
+  // A size that no input's shape tells.
+  OpSpec& derive(const std::string& symbol, std::function<std::int64_t(const F&, const Dims&)> fn) {
+    fwd_.derived[symbol] = [fn](const void* a, const Dims& d) { return fn(*static_cast<const F*>(a), d); };
+    bwd_.derived[symbol] = [fn](const void* a, const Dims& d) {
+      return fn(static_cast<const F&>(*static_cast<const G*>(a)), d);
+    };
+    return *this;
+  }
   OpSpec& check(std::function<Status(const F&, const Dims&)> fn) {
     fwd_.check = [fn](const void* a, const Dims& d) { return fn(*static_cast<const F*>(a), d); };
     bwd_.check = [fn](const void* a, const Dims& d) { return fn(static_cast<const F&>(*static_cast<const G*>(a)), d); };
@@ -312,9 +377,13 @@ class OpSpec {
     fwd_.root = bwd_.root = false;
     return *this;
   }
-  OpSpec& deprecated(const std::string& alias_of) {
+  OpSpec& deprecated(const std::string& name) {
     fwd_.deprecated = bwd_.deprecated = true;
-    fwd_.alias_of = alias_of;
+    return alias_of(name);
+  }
+  // Another name of the function `name`.
+  OpSpec& alias_of(const std::string& name) {
+    fwd_.alias_of = name;
     return *this;
   }
   OpSpec& doc(const std::string& text, const std::string& source) {
@@ -354,6 +423,15 @@ class OpSpec {
     };
     std::stable_sort(args.begin(), args.end(), [&](const ArgSpec& a, const ArgSpec& b) { return rank(a) < rank(b); });
   }
+  static std::vector<std::string> split(std::string_view dims) {
+    std::vector<std::string> symbols;
+    for (std::size_t i = 0; i < dims.size();) {
+      const std::size_t end = std::min(dims.find(' ', i), dims.size());
+      symbols.emplace_back(dims.substr(i, end - i));
+      i = end + 1;
+    }
+    return symbols;
+  }
   template <typename Base>
   static ArgSpec make(const std::string& name, TensorView Base::*m, std::string_view dims, Role role,
                       const ArgOptions& o) {
@@ -366,11 +444,8 @@ class OpSpec {
     a.requested_by = o.requested_by;
     a.swapped_by = o.swapped_by;
     a.doc = o.doc;
-    for (std::size_t i = 0; i < dims.size();) {
-      const std::size_t end = std::min(dims.find(' ', i), dims.size());
-      a.dims.emplace_back(dims.substr(i, end - i));
-      i = end + 1;
-    }
+    a.dims = split(dims);
+    for (const auto& other : o.other_dims) a.other_dims.push_back(split(other));
     a.get = [m](void* p) -> TensorView& { return static_cast<Base*>(p)->*m; };
     return a;
   }
@@ -384,7 +459,7 @@ class OpSpec {
     bwd_.args.push_back(std::move(a));
     if (grad != nullptr) {
       ArgSpec d = make("d" + name, grad, dims, Role::Gradient,
-                       {.types = Types::Like, .like = name, .swapped_by = o.swapped_by});
+                       {.types = Types::Like, .other_dims = o.other_dims, .like = name, .swapped_by = o.swapped_by});
       d.of = std::move(name);
       gradients_.push_back(std::move(d));
     }

@@ -88,21 +88,30 @@ const TensorView& Outcome::operator[](std::string_view name) const {
 
 // ---- making a case -----------------------------------------------------------------------------------------------
 
-namespace {
-
-std::int64_t symbol(const Sizes& s, const std::string& name) {
+std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol) {
   const auto N = s.cu_seqlens.empty() ? s.B : static_cast<std::int64_t>(s.cu_seqlens.size()) - 1;
-  if (name == "1") return 1;
-  if (name == "N") return N;
-  if (name == "N+1") return N + 1;
-  if (name == "B") return s.B;
-  if (name == "T") return s.T;
-  if (name == "H") return s.H;
-  if (name == "K") return s.K;
-  if (name == "V") return s.V;
-  if (name == "D") return s.D;
-  throw std::invalid_argument("Case: no size for dimension " + name);
+  if (symbol == "N") return N;
+  if (symbol == "B") return s.B;
+  if (symbol == "T") return s.T;
+  if (symbol == "H") return s.H;
+  if (symbol == "HV") return s.HV > 0 ? s.HV : s.H;
+  if (symbol == "K") return s.K;
+  if (symbol == "V") return s.V;
+  if (symbol == "D") return s.D;
+  return -1;
 }
+
+std::int64_t axis_size(const Sizes& s, const FunctionSpec& spec, const void* args, std::string_view symbol) {
+  return dim_value(symbol, [&](std::string_view leaf) {
+    const auto derived = spec.derived.find(leaf);
+    if (derived == spec.derived.end()) return size_of_symbol(s, leaf);
+    Dims d;
+    for (const char* known : {"B", "T", "N", "H", "HV", "K", "V"}) d.set(known, size_of_symbol(s, known));
+    return derived->second(args, d);
+  });
+}
+
+namespace {
 
 // Gates that no generator is given for, because plain runs leave them out (gv, g_gamma).
 bool is_gate(const ArgSpec& a) {
@@ -159,7 +168,8 @@ std::string Case::text() const {
     s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " D=" + std::to_string(sizes_.D);
   } else {
     s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " H=" + std::to_string(sizes_.H) +
-         " K=" + std::to_string(sizes_.K) + " V=" + std::to_string(sizes_.V);
+         (sizes_.HV > 0 ? " HV=" + std::to_string(sizes_.HV) : "") + " K=" + std::to_string(sizes_.K) +
+         " V=" + std::to_string(sizes_.V);
   }
   if (!sizes_.cu_seqlens.empty()) s += " cu_seqlens=" + shape_string(sizes_.cu_seqlens);
   s += std::string(" gate=") + name_of(options_.regime) + " inputs=";
@@ -190,7 +200,11 @@ Shape Case::shape_of(const ArgSpec& a, const FunctionSpec& spec) const {
     if (const FlagSpec* f = spec.find_flag(name); f != nullptr && f->set && !std::holds_alternative<std::monostate>(v))
       f->set(args.get(), v);
   Shape s;
-  for (std::size_t i = 0; i < a.dims.size(); ++i) s.push_back(symbol(sizes_, spec.dim_symbol(a, i, args.get())));
+  for (std::size_t i = 0; i < a.dims.size(); ++i) {
+    const std::string& symbol = spec.dim_symbol(a, i, args.get());
+    s.push_back(axis_size(sizes_, spec, args.get(), symbol));
+    if (s.back() < 0) throw std::invalid_argument("Case: no size for dimension " + symbol + " of " + a.name);
+  }
   return s;
 }
 
@@ -255,7 +269,7 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
         default: x[i] = a.gen.scale * z; break;
       }
     }
-    if (kind == Gen::Kind::UnitRows)
+    if (kind == Gen::Kind::UnitRows && width > 0)
       for (std::uint64_t row = 0; row + width <= n; row += width) {
         double sum = 0.0;
         for (std::uint64_t i = row; i < row + width; ++i) sum = std::fma(x[i], x[i], sum);

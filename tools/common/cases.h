@@ -19,9 +19,15 @@ namespace fla::tools {
 
 struct Sizes {
   std::int64_t B = 1, T = 64, H = 2, K = 32, V = 32, D = 32;
+  std::int64_t HV = 0;                   // value heads; 0: as many as H
   std::vector<std::int64_t> cu_seqlens;  // given: packed, B is 1 and T its last entry
   DType index = DType::I64;              // of cu_seqlens
 };
+
+// The size of one axis symbol ("B", "N", "HV"); -1 for one that sizes do not tell.
+std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol);
+// The same for an axis of a call: also products, and sizes that the call's flags or boundaries tell.
+std::int64_t axis_size(const Sizes& s, const FunctionSpec& spec, const void* args, std::string_view symbol);
 
 // What the log gates look like, from no decay to far beyond what exp can hold in one chunk.
 enum class GateRegime : std::uint8_t {

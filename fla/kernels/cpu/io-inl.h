@@ -75,8 +75,8 @@ HWY_INLINE void load_row(const std::byte* src, DType type, std::int64_t stride, 
 }
 
 // The way back; 16-bit results are rounded to nearest, ties to even.
-HWY_INLINE void store_row(const float* HWY_RESTRICT src, std::byte* dst, DType type, std::int64_t stride,
-                          std::int64_t n) {
+inline HWY_NOINLINE void store_row(const float* HWY_RESTRICT src, std::byte* dst, DType type, std::int64_t stride,
+                                   std::int64_t n) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
@@ -130,8 +130,8 @@ HWY_INLINE void store_row(const float* HWY_RESTRICT src, std::byte* dst, DType t
 }
 
 // Columns [c0, c0 + width) of rows [t0, t0 + n) into a tile; columns up to the next multiple of kPad become zero.
-HWY_INLINE void load_rows(const Rows& x, std::int64_t t0, std::int64_t n, std::int64_t c0, std::int64_t width,
-                          float* dst, std::int64_t ld) {
+inline HWY_NOINLINE void load_rows(const Rows& x, std::int64_t t0, std::int64_t n, std::int64_t c0, std::int64_t width,
+                                   float* dst, std::int64_t ld) {
   const std::int64_t padded = pad_up(width);
   for (std::int64_t i = 0; i < n; ++i) {
     float* row = dst + i * ld;
@@ -140,15 +140,15 @@ HWY_INLINE void load_rows(const Rows& x, std::int64_t t0, std::int64_t n, std::i
   }
 }
 
-HWY_INLINE void store_rows(const float* src, std::int64_t ld, const Rows& x, std::int64_t t0, std::int64_t n,
-                           std::int64_t c0, std::int64_t width) {
+inline HWY_NOINLINE void store_rows(const float* src, std::int64_t ld, const Rows& x, std::int64_t t0, std::int64_t n,
+                                    std::int64_t c0, std::int64_t width) {
   for (std::int64_t i = 0; i < n; ++i) store_row(src + i * ld, x.at(t0 + i, c0), x.dtype, x.last, width);
 }
 
 // dst[c * ldd + r] = src[r * lds + c]. Rows and columns are rounded up to multiples of 4: the source is read and the
 // destination written that far, so both need the room.
-HWY_INLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::int64_t rows, std::int64_t cols,
-                          float* HWY_RESTRICT dst, std::int64_t ldd) {
+inline HWY_NOINLINE void transpose(const float* HWY_RESTRICT src, std::int64_t lds, std::int64_t rows,
+                                   std::int64_t cols, float* HWY_RESTRICT dst, std::int64_t ldd) {
 #if HWY_TARGET == HWY_SCALAR
   for (std::int64_t r = 0; r < rows; ++r) {
     for (std::int64_t c = 0; c < cols; ++c) dst[c * ldd + r] = src[r * lds + c];

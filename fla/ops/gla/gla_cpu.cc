@@ -5,9 +5,9 @@ namespace fla {
 
 void register_gla_cpu(Registry& r) {
   r.add_backend("gla", cpu_backend());
-  register_diag_cpu(r, kChunkGla, kChunkGlaBackward, DiagForm::Chunk);
-  register_diag_cpu(r, kFusedChunkGla, kFusedChunkGlaBackward, DiagForm::Chunk);
-  register_diag_cpu(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward, DiagForm::Step);
+  register_diag_cpu(r, kChunkGla, kChunkGlaBackward, Form::Chunk);
+  register_diag_cpu(r, kFusedChunkGla, kFusedChunkGlaBackward, Form::Chunk);
+  register_diag_cpu(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward, Form::Step);
 }
 
 }  // namespace fla

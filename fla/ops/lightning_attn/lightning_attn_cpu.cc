@@ -5,8 +5,8 @@ namespace fla {
 
 void register_lightning_attn_cpu(Registry& r) {
   r.add_backend("lightning_attn", cpu_backend());
-  register_diag_cpu(r, kChunkLightningAttn, kChunkLightningAttnBackward, DiagForm::Chunk);
-  register_diag_cpu(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward, DiagForm::Step);
+  register_diag_cpu(r, kChunkLightningAttn, kChunkLightningAttnBackward, Form::Chunk);
+  register_diag_cpu(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward, Form::Step);
 }
 
 }  // namespace fla

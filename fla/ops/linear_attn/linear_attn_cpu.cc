@@ -220,21 +220,21 @@ HWY_EXPORT(normalise_denominator_gradients);
 
 // The recurrence in one of its two forms.
 struct Engine {
-  DiagForm form;
+  Form form;
 
   std::size_t forward_workspace(const DiagProblem& p, int threads) const {
-    return form == DiagForm::Step ? diag_step_forward_workspace(p, threads)
-                                  : diag_chunk_forward_workspace(p, p.chunk, threads);
+    return form == Form::Step ? diag_step_forward_workspace(p, threads)
+                              : diag_chunk_forward_workspace(p, p.chunk, threads);
   }
   std::size_t backward_workspace(const DiagProblem& p, int threads) const {
-    return form == DiagForm::Step ? diag_step_backward_workspace(p, threads)
-                                  : diag_chunk_backward_workspace(p, p.chunk, threads);
+    return form == Form::Step ? diag_step_backward_workspace(p, threads)
+                              : diag_chunk_backward_workspace(p, p.chunk, threads);
   }
   Status forward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> ws) const {
-    return form == DiagForm::Step ? diag_step_forward(p, pool, ws) : diag_chunk_forward(p, p.chunk, pool, ws);
+    return form == Form::Step ? diag_step_forward(p, pool, ws) : diag_chunk_forward(p, p.chunk, pool, ws);
   }
   Status backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> ws) const {
-    return form == DiagForm::Step ? diag_step_backward(p, pool, ws) : diag_chunk_backward(p, p.chunk, pool, ws);
+    return form == Form::Step ? diag_step_backward(p, pool, ws) : diag_chunk_backward(p, p.chunk, pool, ws);
   }
 };
 
@@ -318,10 +318,10 @@ Status normalised_backward(const LinearAttnBackwardArgs& a, Engine e, ThreadPool
   return {};
 }
 
-void add_kernels(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwardArgs> b, DiagForm form,
+void add_kernels(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwardArgs> b, Form form,
                  bool normalize) {
   const Engine e{form};
-  const char* name = form == DiagForm::Step ? "step" : "chunk";
+  const char* name = form == Form::Step ? "step" : "chunk";
   r.add(Kernel<LinearAttnArgs>{
       .function = f,
       .backend = "cpu",
@@ -359,9 +359,9 @@ void add_kernels(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAtt
 
 void register_linear_attn_cpu(Registry& r) {
   r.add_backend("linear_attn", cpu_backend());
-  cpu::add_kernels(r, kChunkLinearAttn, kChunkLinearAttnBackward, DiagForm::Chunk, true);
-  cpu::add_kernels(r, kFusedChunkLinearAttn, kFusedChunkLinearAttnBackward, DiagForm::Chunk, true);
-  cpu::add_kernels(r, kFusedRecurrentLinearAttn, kFusedRecurrentLinearAttnBackward, DiagForm::Step, false);
+  cpu::add_kernels(r, kChunkLinearAttn, kChunkLinearAttnBackward, Form::Chunk, true);
+  cpu::add_kernels(r, kFusedChunkLinearAttn, kFusedChunkLinearAttnBackward, Form::Chunk, true);
+  cpu::add_kernels(r, kFusedRecurrentLinearAttn, kFusedRecurrentLinearAttnBackward, Form::Step, false);
 }
 
 }  // namespace fla

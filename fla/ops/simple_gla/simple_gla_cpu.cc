@@ -5,10 +5,10 @@ namespace fla {
 
 void register_simple_gla_cpu(Registry& r) {
   r.add_backend("simple_gla", cpu_backend());
-  register_diag_cpu(r, kChunkSimpleGla, kChunkSimpleGlaBackward, DiagForm::Chunk);
-  register_diag_cpu(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward, DiagForm::Chunk);
-  register_diag_cpu(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward, DiagForm::Step);
-  register_diag_cpu(r, kParallelSimpleGla, kParallelSimpleGlaBackward, DiagForm::Chunk);
+  register_diag_cpu(r, kChunkSimpleGla, kChunkSimpleGlaBackward, Form::Chunk);
+  register_diag_cpu(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward, Form::Chunk);
+  register_diag_cpu(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward, Form::Step);
+  register_diag_cpu(r, kParallelSimpleGla, kParallelSimpleGlaBackward, Form::Chunk);
 }
 
 }  // namespace fla

@@ -1,0 +1,12 @@
+#include "fla/ops/comba/comba_problem.h"
+#include "fla/ops/common/delta_kernels.h"
+
+namespace fla {
+
+void register_comba_cpu(Registry& r) {
+  r.add_backend("comba", cpu_backend());
+  register_delta_cpu(r, kChunkComba, kChunkCombaBackward, Form::Chunk);
+  register_delta_cpu(r, kFusedRecurrentComba, kFusedRecurrentCombaBackward, Form::Step);
+}
+
+}  // namespace fla

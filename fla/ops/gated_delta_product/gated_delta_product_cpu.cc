@@ -1,0 +1,11 @@
+#include "fla/ops/common/delta_kernels.h"
+#include "fla/ops/gated_delta_product/gated_delta_product_problem.h"
+
+namespace fla {
+
+void register_gated_delta_product_cpu(Registry& r) {
+  r.add_backend("gated_delta_product", cpu_backend());
+  register_delta_cpu(r, kChunkGatedDeltaProduct, kChunkGatedDeltaProductBackward, Form::Chunk);
+}
+
+}  // namespace fla

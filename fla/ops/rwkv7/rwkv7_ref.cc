@@ -1,0 +1,32 @@
+#include "fla/ops/common/delta_kernels.h"
+#include "fla/ops/common/ref_access.h"
+#include "fla/ops/rwkv7/rwkv7_mul.h"
+#include "fla/ops/rwkv7/rwkv7_problem.h"
+
+namespace fla {
+
+namespace {
+
+double load(const TensorView& t, const std::byte* at) {
+  TensorView one = t;
+  one.data = const_cast<std::byte*>(at);
+  return reference::load(one, 0);
+}
+void store(const TensorView& t, std::byte* at, double x) {
+  TensorView one = t;
+  one.data = at;
+  one.ndim = 1;
+  reference::store(one, x, 0);
+}
+
+}  // namespace
+
+void register_rwkv7_ref(Registry& r) {
+  register_delta_reference(r, kChunkRwkv7, kChunkRwkv7Backward);
+  register_delta_reference(r, kFusedRecurrentRwkv7, kFusedRecurrentRwkv7Backward);
+  register_rwkv7_mul<double>(r, kReference, "recurrence",
+                             {load, store, reference::delta_forward_workspace, reference::delta_forward,
+                              reference::delta_backward_workspace, reference::delta_backward});
+}
+
+}  // namespace fla
