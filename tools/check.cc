@@ -148,8 +148,8 @@ int run(const Options& o) {
 Command add_check(CLI::App& root) {
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(root, "check", "Recompute recorded cases and compare",
-                              "  fla check golden/gla\n  fla check golden --backend reference --json\n"
-                              "  fla check golden/gla --function chunk_gla --dtype bf16");
+                              "  fla check tests/golden/gla\n  fla check tests/golden --backend reference --json\n"
+                              "  fla check tests/golden/gla --function chunk_gla --dtype bf16");
   app->add_option("FILE", o->paths, "recorded cases (.safetensors), or folders of them")->required();
   app->add_option("--function", o->function, "only this function of each file")->check(not_empty("a function"));
   add_backend(app, o->call);

@@ -135,7 +135,8 @@ std::string join(const std::vector<std::string>& words, std::string_view by) {
 const Registry::Entry& find_operator(const Registry& r, std::string_view name) {
   const Registry::Entry* e = r.find(name);
   if (e == nullptr) throw Stop(kUsage, fmt::format("unknown operator '{}'; nearest: {}", name, join(r.nearest(name))));
-  if (e->spec.is_backward()) refuse("operator: expected a forward function, got '{}'; name {}", name, e->spec.forward);
+  if (e->spec.is_backward())
+    refuse("operator: expected a forward function, got '{}'; its forward is {}", name, e->spec.forward);
   return *e;
 }
 

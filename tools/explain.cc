@@ -182,7 +182,8 @@ Command add_explain(CLI::App& root) {
       "  fla explain chunk_gla --shape B=1,T=64,H=2,K=32,V=48 --with initial_state --with cu_seqlens=0,20,64\n"
       "  fla explain chunk_gla --shape B=1,T=1,H=16,D=64 --set output_final_state=true --dtype bf16");
   app->add_option("OP", o->op, "operator")->required();
-  app->add_option("--shape", o->shape, "sizes: B T H D, or K and V")->required();
+  app->add_option("--shape", o->shape, "sizes such as B=1,T=64,H=2,D=64; K and V instead of D where they differ")
+      ->required();
   app->add_option("--set", o->set, "a flag: name=value; repeatable")->allow_extra_args(false);
   app->add_option("--with", o->with, "give an optional argument; cu_seqlens may have values; repeatable")
       ->allow_extra_args(false);

@@ -150,6 +150,7 @@ Command add_run(CLI::App& root) {
   auto o = std::make_shared<Options>();
   CLI::App* app =
       add_command(root, "run", "Run an operator on tensors from a .safetensors file",
+                  "  fla run chunk_gla --in tests/golden/gla/strong_gate_state.safetensors --out o.safetensors\n"
                   "  fla run chunk_gla --in layer.safetensors --out o.safetensors --set output_final_state=true\n"
                   "  fla run chunk_gla --in layer.safetensors --out g.safetensors --backward   (reads grad_out.o)");
   app->add_option("OP", o->op, "operator")->required();
