@@ -44,11 +44,13 @@ typedef struct fla_call fla_call;
 /* level: 0 information, 1 warning. Strings live during the call only. */
 typedef void (*fla_log_fn)(void* user, int level, const char* function, const char* backend, const char* message);
 
-/* Set size = sizeof(fla_context_options); zero everything else for the defaults. */
+/* Set size = sizeof(fla_context_options); zero everything else for the defaults. The struct only grows: a library takes
+ * the smaller one of a program built against an earlier version, and the larger one of a later version as long as what
+ * it does not know is zero. */
 typedef struct fla_context_options {
   size_t size;
-  int threads;         /* 0: one per processor this process may run on */
-  const int* affinity; /* processors to pin workers to, or NULL */
+  int threads;         /* at most 4096; 0: one per processor this process may run on */
+  const int* affinity; /* processors to pin workers to, one per worker, cyclic; or NULL */
   size_t affinity_count;
   const char* backend; /* only this backend may serve calls; NULL: dispatch decides */
   fla_log_fn log;      /* NULL: silent */

@@ -320,11 +320,15 @@ void add_bench_options(CLI::App* app, BenchOptions& o) {
   std::string groups;
   for (const auto& g : shape_groups()) groups += (groups.empty() ? "" : "; ") + g.name + ": " + g.doc;
   app->add_option("--shapes", o.shapes,
-                  "names such as B1_T512_H16_D64, or groups, separated by commas (" + groups + ")");
-  app->add_option("--custom-shapes", o.custom_shapes, R"(JSON or @FILE: {"name": {"B": 1, "T": 64, "H": 2, "D": 64}})");
-  app->add_option("--modes", o.modes, "fwd, fwdbwd (default both)");
+                  "names such as B1_T512_H16_D64, or groups, separated by commas (" + groups + ")")
+      ->check(not_empty("names or groups"));
+  app->add_option("--custom-shapes", o.custom_shapes, R"(JSON or @FILE: {"name": {"B": 1, "T": 64, "H": 2, "D": 64}})")
+      ->check(not_empty("JSON or @FILE"));
+  app->add_option("--modes", o.modes, "fwd, fwdbwd, or both separated by a comma (default both)")
+      ->check(not_empty("fwd, fwdbwd or both separated by a comma"));
   app->add_option("--varlen", o.varlen,
-                  "packed sequences, H16, D64 and D128: even, ragged, or boundaries such as 0,20,64");
+                  "packed sequences, H16, D64 and D128: even, ragged, or boundaries such as 0,20,64")
+      ->check(not_empty("even, ragged or boundaries"));
   add_dtype(app, o.call);
   add_device(app, o.call);
   add_backend(app, o.call);
@@ -358,7 +362,7 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
     for (const NamedShape& s : shapes) {
       const FunctionSpec& spec = e->spec;
       if (skips(spec, s, ops.size())) {
-        fmt::print(stderr, "{}: takes no packed sequences: no row for {}\n", spec.name, s.name);
+        print(stderr, "{}: takes no packed sequences: no row for {}\n", spec.name, s.name);
         continue;
       }
       Job job{e, &s, sizes_for(spec, s), false, {}, 0.0};
@@ -383,7 +387,9 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
   const Context ctx(context_options(o.call));
   CallOptions by_reference = o.call;
   by_reference.backend = kReference;
-  const Context reference(context_options(by_reference));
+  ContextOptions silent = context_options(by_reference);
+  silent.log = {};  // what it has to say, the other context says
+  const Context reference(silent);
   run.threads = ctx.threads();
   run.machine = run.after = machine();
   if (run.rows.empty()) return run;
@@ -512,14 +518,14 @@ Json to_json(const BenchRun& b) {
 
 void print_bench(const BenchRun& b) {
   const BuildInfo& info = build_info();
-  fmt::print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n",
-             b.machine.cpu, b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
-  fmt::print("fla {} ({}), {} {}, {} inputs\n", info.version, info.commit, info.compiler, info.build_type, b.dtype);
+  print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu,
+        b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
+  print("fla {} ({}), {} {}, {} inputs\n", info.version, info.commit, info.compiler, info.build_type, b.dtype);
   std::string op;
   std::vector<std::vector<std::string>> rows;
   const auto flush = [&] {
     if (rows.empty()) return;
-    fmt::print("\n{}\n", op);
+    print("\n{}\n", op);
     print_table(rows, {3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
     rows.clear();
   };

@@ -7,6 +7,7 @@
 
 #include "CLI/CLI.hpp"
 #include "fla/core/context.h"
+#include "fla/core/text.h"
 #include "tools/command.h"
 #include "tools/common/fixture.h"
 
@@ -43,11 +44,12 @@ Json to_json(const CheckResult& c) {
 }
 
 void print_failure(const CheckResult& c) {
-  fmt::print("FAILED {} {} ({}): {}\n", c.file, c.function, c.backend.empty() ? "not served" : c.backend, c.reason);
+  print("FAILED {} {} ({}): {}\n", printable(c.file), c.function, c.backend.empty() ? "not served" : c.backend,
+        c.reason);
   std::vector<std::vector<std::string>> rows;
   for (const auto& t : c.tensors)
     if (!t.ok)
-      rows.push_back({"  " + t.name, fmt::format("R {:.3g}", t.R), fmt::format("limit {:.3g}", t.limit),
+      rows.push_back({"  " + printable(t.name), fmt::format("R {:.3g}", t.R), fmt::format("limit {:.3g}", t.limit),
                       fmt::format("max {:.3g} at {}", t.max_abs, shape_string(t.index)), t.reason});
   print_table(rows);
 }
@@ -64,11 +66,11 @@ int run(const Options& o) {
   for (const auto& path : o.paths) {
     std::error_code error;
     if (!std::filesystem::exists(path, error)) {
-      errors.emplace_back(path, path + ": no such file or folder");
+      errors.emplace_back(path, printable(path) + ": no such file or folder");
       continue;
     }
     const auto found = find_cases(path);
-    if (found.empty()) fmt::print(stderr, "fla: {}: no .safetensors files\n", path);
+    if (found.empty()) print(stderr, "fla: {}: no .safetensors files\n", printable(path));
     files.insert(files.end(), found.begin(), found.end());
   }
   std::vector<CheckResult> results;
@@ -101,6 +103,7 @@ int run(const Options& o) {
                 {"errors", Json::array()}};
     for (const auto& c : results) out["cases"].push_back(to_json(c));
     for (const auto& [file, message] : errors) out["errors"].push_back({{"file", file}, {"message", message}});
+    if (!errors.empty()) out["error"] = error_json(kUsage, errors.front().second);
     print_json(out);
   } else {
     for (const auto& c : results)
@@ -126,14 +129,14 @@ int run(const Options& o) {
                       fmt::format("largest R {:.2g}", row.second)});
     print_table(rows, {2});
     for (const auto& [function, m] : missing)
-      fmt::print("not covered {} ({} cases): {}\n", function, m.first, m.second);
+      print("not covered {} ({} cases): {}\n", printable(function), m.first, m.second);
   }
-  for (const auto& [file, message] : errors) fmt::print(stderr, "fla: {}\n", message);
+  for (const auto& [file, message] : errors) print(stderr, "fla: {}\n", message);
   if (!o.json) {
-    fmt::print("check: {} passed, {} failed, {} not covered", passed, failed, not_covered);
-    if (!errors.empty()) fmt::print(", {} unreadable", errors.size());
-    fmt::print(" ({} files, {}, {})\n", files.size(), o.call.dtype,
-               o.call.backend.empty() ? "the route of dispatch" : o.call.backend);
+    print("check: {} passed, {} failed, {} not covered", passed, failed, not_covered);
+    if (!errors.empty()) print(", {} unreadable", errors.size());
+    print(" ({} files, {}, {})\n", files.size(), o.call.dtype,
+          o.call.backend.empty() ? "the route of dispatch" : o.call.backend);
   }
   if (!errors.empty()) return kUsage;
   if (failed > 0) return kFailed;
@@ -145,10 +148,10 @@ int run(const Options& o) {
 Command add_check(CLI::App& root) {
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(root, "check", "Recompute recorded cases and compare",
-                              "  fla check golden/gla\n  fla check golden --backend reference --json\n"
-                              "  fla check golden/gla --function chunk_gla --dtype bf16");
+                              "  fla check tests/golden/gla\n  fla check tests/golden --backend reference --json\n"
+                              "  fla check tests/golden/gla --function chunk_gla --dtype bf16");
   app->add_option("FILE", o->paths, "recorded cases (.safetensors), or folders of them")->required();
-  app->add_option("--function", o->function, "only this function of each file");
+  app->add_option("--function", o->function, "only this function of each file")->check(not_empty("a function"));
   add_backend(app, o->call);
   add_dtype(app, o->call);
   add_device(app, o->call);

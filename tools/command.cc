@@ -3,19 +3,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdio>
-#include <set>
+#include <cstring>
 
 #include "CLI/CLI.hpp"
+#include "fla/core/text.h"
+#include "fla/core/threads.h"
 
 namespace fla::tools {
 
 void refuse(const Status& s) {
-  const bool ours = s.code() == Code::Unsupported || s.code() == Code::Internal || s.code() == Code::OutOfMemory ||
-                    s.code() == Code::DeviceError;
-  throw Stop(ours ? kFailed : kUsage, s.message());
+  const bool users = s.code() == Code::InvalidArgument || s.code() == Code::Unsupported;
+  throw Stop(users ? kUsage : kFailed, s.message());
 }
 
 CLI::App* add_command(CLI::App& root, const std::string& name, const std::string& doc, const std::string& examples) {
@@ -48,6 +50,11 @@ CLI::Validator integer(std::int64_t least, std::int64_t most) {
       "N");
 }
 
+CLI::Validator not_empty(const std::string& expected) {
+  return CLI::Validator([expected](std::string& s) { return s.empty() ? "expected " + expected + ", got ''" : ""; },
+                        "");
+}
+
 void add_json(CLI::App* app, bool& json) {
   app->add_flag("--json", json, "one JSON document on stdout instead of text");
 }
@@ -58,11 +65,12 @@ void add_device(CLI::App* app, CallOptions& o) {
   app->add_option("--device", o.device, "where to compute (default cpu)")->check(one_of({"cpu", "cuda"}));
 }
 void add_backend(CLI::App* app, CallOptions& o) {
-  app->add_option("--backend", o.backend, "only this backend may serve (default: dispatch decides)");
+  app->add_option("--backend", o.backend, "only this backend may serve (default: dispatch decides)")
+      ->check(not_empty("a backend"));
 }
 void add_threads(CLI::App* app, CallOptions& o) {
   app->add_option("--threads", o.threads, "threads of the pool (default 0: one per processor)")
-      ->check(integer(0, 4096));
+      ->check(integer(0, ThreadPool::kMaxThreads));
 }
 
 DType parse_dtype(std::string_view name) {
@@ -86,11 +94,9 @@ void require_cpu(const CallOptions& o) {
 
 void require_backend(const Registry& r, const std::string& backend) {
   if (backend.empty()) return;
-  std::set<std::string> known{kReference};
-  for (const Registry::Entry* e : r.entries())
-    for (const auto& c : e->candidates) known.insert(c.backend->name);
-  if (!known.contains(backend))
-    refuse("--backend: expected {}, got '{}'", join({known.begin(), known.end()}, " or "), backend);
+  const std::vector<std::string> known = r.backends();
+  if (std::find(known.begin(), known.end(), backend) == known.end())
+    refuse("--backend: expected {}, got '{}'", join(known, " or "), backend);
 }
 
 ContextOptions context_options(const CallOptions& o) {
@@ -98,8 +104,11 @@ ContextOptions context_options(const CallOptions& o) {
   c.threads = o.threads;
   c.backend = o.backend;
   c.log = [](const LogRecord& r) {
-    fmt::print(stderr, "{}{}: {}: {}: {}\n", r.level == LogLevel::Warning ? "warning: " : "", r.operation, r.function,
-               r.backend, r.message);
+    const char* level = r.level == LogLevel::Warning ? "warning: " : "";
+    if (r.backend.empty())
+      print(stderr, "{}{}\n", level, r.message);
+    else
+      print(stderr, "{}{}: {}: {}: {}\n", level, r.operation, r.function, r.backend, r.message);
   };
   return c;
 }
@@ -126,7 +135,8 @@ std::string join(const std::vector<std::string>& words, std::string_view by) {
 const Registry::Entry& find_operator(const Registry& r, std::string_view name) {
   const Registry::Entry* e = r.find(name);
   if (e == nullptr) throw Stop(kUsage, fmt::format("unknown operator '{}'; nearest: {}", name, join(r.nearest(name))));
-  if (e->spec.is_backward()) refuse("operator: expected a forward function, got '{}'; name {}", name, e->spec.forward);
+  if (e->spec.is_backward())
+    refuse("operator: expected a forward function, got '{}'; its forward is {}", name, e->spec.forward);
   return *e;
 }
 
@@ -157,9 +167,42 @@ std::vector<std::string> backends_of(const Registry::Entry* e) {
   return names;
 }
 
-void print_json(const Json& document) {
-  fmt::print("{}\n", document.dump(2, ' ', false, Json::error_handler_t::replace));
+namespace {
+int output_error = 0;  // errno of the first write to stdout that failed
+bool json_out = false;
+
+void write_bytes(std::FILE* to, std::string_view bytes) {
+  if (std::fwrite(bytes.data(), 1, bytes.size(), to) < bytes.size() && to == stdout && output_error == 0)
+    output_error = errno;
 }
+}  // namespace
+
+void write_text(std::FILE* to, std::string_view text) {
+  std::string s;
+  while (!text.empty()) {
+    const std::size_t end = text.find_first_of("\n\t");
+    s += printable(text.substr(0, end));
+    if (end == std::string_view::npos) break;
+    s += text[end];
+    text.remove_prefix(end + 1);
+  }
+  write_bytes(to, s);
+}
+
+std::string finish_output() {
+  if (std::fflush(stdout) != 0 && output_error == 0) output_error = errno;
+  if (output_error == 0 && std::ferror(stdout) != 0) output_error = EIO;
+  return output_error == 0 ? "" : std::strerror(output_error);
+}
+
+void print_json(const Json& document) {
+  json_out = true;
+  write_bytes(stdout, document.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
+}
+
+bool json_printed() { return json_out; }
+
+Json error_json(int exit_code, const std::string& message) { return {{"exit", exit_code}, {"message", message}}; }
 
 void print_table(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t> right) {
   std::vector<std::size_t> width;
@@ -175,7 +218,7 @@ void print_table(const std::vector<std::vector<std::string>>& rows, std::vector<
       if (i + 1 < row.size()) line += "  ";
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    fmt::print("{}\n", line);
+    print("{}\n", line);
   }
 }
 
@@ -192,7 +235,7 @@ Progress::Progress() : terminal_(isatty(STDERR_FILENO) != 0) {}
 
 void Progress::show(const std::string& text) {
   if (!terminal_) return;
-  fmt::print(stderr, "\r\033[K{}", text);
+  fmt::print(stderr, "\r\033[K{}", printable(text));
   std::fflush(stderr);
   shown_ = true;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -40,7 +41,7 @@ template <typename... T>
 [[noreturn]] void refuse(fmt::format_string<T...> text, T&&... args) {
   throw Stop(kUsage, fmt::format(text, std::forward<T>(args)...));
 }
-// Bad calls are the user's (2), the rest is failure (1).
+// A bad call, or one that nothing here can serve, is usage (2), the rest is failure (1).
 [[noreturn]] void refuse(const Status& s);
 inline void check(const Status& s) {
   if (!s) refuse(s);
@@ -71,6 +72,8 @@ Command add_doctor(CLI::App& root);
 // "expected a, b or c, got 'd'"
 CLI::Validator one_of(std::vector<std::string> names);
 CLI::Validator integer(std::int64_t least, std::int64_t most);
+// An empty value is a script's unset variable, not a wish for the default.
+CLI::Validator not_empty(const std::string& expected);
 
 struct CallOptions {
   std::string device = "cpu";
@@ -105,7 +108,24 @@ std::vector<std::string> backends_of(const Registry::Entry* e);
 
 // ---- output
 
+// The one way to stdout and stderr. Control characters but line breaks and tabs come out as escapes: names from files
+// and the command line must not command a terminal.
+void write_text(std::FILE* to, std::string_view text);
+template <typename... T>
+void print(std::FILE* to, fmt::format_string<T...> text, T&&... args) {
+  write_text(to, fmt::format(text, std::forward<T>(args)...));
+}
+template <typename... T>
+void print(fmt::format_string<T...> text, T&&... args) {
+  write_text(stdout, fmt::format(text, std::forward<T>(args)...));
+}
+// Writes what stdout still holds back; the error's text when not all of it arrived, else "".
+std::string finish_output();
+
 void print_json(const Json& document);
+bool json_printed();  // so far in this run
+// What stands under "error" in a document when the exit code is that of an error.
+Json error_json(int exit_code, const std::string& message);
 // Columns as wide as their widest cell; those of `right` (by index) are aligned to the right.
 void print_table(const std::vector<std::vector<std::string>>& rows, std::vector<std::size_t> right = {});
 std::string bytes_text(double bytes);  // "1.5 MiB"

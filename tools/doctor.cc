@@ -63,7 +63,7 @@ int run(bool json) {
                  {"gate", gate.empty() ? "not found beside the program" : gate},
                  {"frozen files", fmt::format("{}, {} files", frozen_hash(), frozen_files().size())},
                  {"environment", variables.empty() ? "no variable of the library is set" : variables}});
-    for (const auto& d : r.defects()) fmt::print("defect: {}\n", d);
+    for (const auto& d : r.defects()) print("defect: {}\n", d);
   }
   return r.defects().empty() ? kGood : kFailed;
 }

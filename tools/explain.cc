@@ -67,12 +67,12 @@ Json to_json(const Route& r) {
 }
 
 void print_route(const Route& r) {
-  fmt::print("{}: {}\n", r.function,
-             r.chosen.empty() ? "no backend takes this call"
-                              : fmt::format("{}, kernel {}, workspace {}{}", r.chosen, r.kernel,
-                                            bytes_text(static_cast<double>(r.workspace_bytes)),
-                                            r.by_default ? " (by default: no other backend took it)" : ""));
-  if (r.dispatch_disabled) fmt::print("  FLA_DISABLE_BACKEND_DISPATCH is 1: the reference serves every call\n");
+  print("{}: {}\n", r.function,
+        r.chosen.empty() ? "no backend takes this call"
+                         : fmt::format("{}, kernel {}, workspace {}{}", r.chosen, r.kernel,
+                                       bytes_text(static_cast<double>(r.workspace_bytes)),
+                                       r.by_default ? " (by default: no other backend took it)" : ""));
+  if (r.dispatch_disabled) print("  FLA_DISABLE_BACKEND_DISPATCH is 1: the reference serves every call\n");
   std::vector<std::vector<std::string>> rows;
   for (const auto& s : r.steps)
     rows.push_back({"  " + s.backend, s.kernel.empty() ? "-" : s.kernel, name_of(s.outcome), s.reason});
@@ -100,6 +100,7 @@ int run(const Options& o) {
         if (x.role == Role::Input && !x.required) optional.push_back(x.name);
       refuse("--with: {} has no argument '{}'; optional ones: {}", spec.name, name, join(optional));
     }
+    if (a->required) refuse("--with: expected an optional argument, got '{}', which every call needs and has", name);
     if (name != word && !name.starts_with("cu_seqlens"))
       refuse("--with: expected '{}' without a value, got '{}'", name, word);
     if (name.starts_with("cu_seqlens")) {
@@ -119,7 +120,7 @@ int run(const Options& o) {
     if (equals == std::string::npos) refuse("--set: expected name=value, got '{}'", s);
     check(call.set_flag_text(s.substr(0, equals), s.substr(equals + 1)));
   }
-  for (const auto& w : call.warnings()) fmt::print(stderr, "warning: {}\n", w);
+  for (const auto& w : call.warnings()) print(stderr, "warning: {}\n", w);
   for (const auto& a : spec.args) {
     if (a.role != Role::Input) continue;
     if (!a.required && std::find(with.begin(), with.end(), a.name) == with.end()) continue;
@@ -161,14 +162,14 @@ int run(const Options& o) {
                 {"with", with},           {"dtype", o.call.dtype},    {"device", o.call.device},
                 {"isa", m.isa},           {"threads", ctx.threads()}, {"served", served},
                 {"routes", Json::array()}};
+    if (!served) out["error"] = error_json(kUsage, spec.name + ": no backend takes this call");
     for (const Route& x : routes) out["routes"].push_back(to_json(x));
     print_json(out);
   } else {
-    fmt::print("{} {} {} on {} ({}, {} threads)\n", spec.name, o.shape, o.call.dtype, o.call.device, m.isa,
-               ctx.threads());
+    print("{} {} {} on {} ({}, {} threads)\n", spec.name, o.shape, o.call.dtype, o.call.device, m.isa, ctx.threads());
     for (const Route& x : routes) print_route(x);
   }
-  return served ? kGood : kFailed;
+  return served ? kGood : kUsage;
 }
 
 }  // namespace
@@ -181,7 +182,8 @@ Command add_explain(CLI::App& root) {
       "  fla explain chunk_gla --shape B=1,T=64,H=2,K=32,V=48 --with initial_state --with cu_seqlens=0,20,64\n"
       "  fla explain chunk_gla --shape B=1,T=1,H=16,D=64 --set output_final_state=true --dtype bf16");
   app->add_option("OP", o->op, "operator")->required();
-  app->add_option("--shape", o->shape, "sizes: B T H D, or K and V")->required();
+  app->add_option("--shape", o->shape, "sizes such as B=1,T=64,H=2,D=64; K and V instead of D where they differ")
+      ->required();
   app->add_option("--set", o->set, "a flag: name=value; repeatable")->allow_extra_args(false);
   app->add_option("--with", o->with, "give an optional argument; cu_seqlens may have values; repeatable")
       ->allow_extra_args(false);

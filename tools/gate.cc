@@ -18,7 +18,8 @@ Command add_gate(CLI::App& root) {
   CLI::App* app = add_command(root, "gate", "Run the frozen correctness tests of operators",
                               "  fla gate chunk_gla\n  fla gate gla hgrn -k backward\n  fla gate all --json");
   app->add_option("OP", o->ops, "operators, families or 'all'")->required();
-  app->add_option("-k", o->subset, "only tests whose full name contains SUBSET, or matches it when it has * or ?");
+  app->add_option("-k", o->subset, "only tests whose full name contains SUBSET, or matches it when it has * or ?")
+      ->check(not_empty("part of a test's name"));
   add_json(app, o->json);
   return {app, [o] {
             const auto ops = select_operators(Registry::global(), o->ops);

@@ -302,7 +302,7 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
   const Registry& r = Registry::global();
   for (const auto& v : environment_variables(r))
     if (const char* value = std::getenv(v.name.c_str()))
-      fmt::print(stderr, "warning: {}={} is set: the gate proves the routes it leaves\n", v.name, value);
+      print(stderr, "warning: {}={} is set: the gate proves the routes it leaves\n", v.name, value);
 
   // A test belongs to every function it names; one that names a family alone belongs to all of that family.
   std::set<std::string> wanted, families;
@@ -389,11 +389,11 @@ void print_gate(const GateResult& g, std::FILE* to) {
   constexpr std::size_t kTests = 20, kText = 1200;
   for (std::size_t i = 0; i < std::min(kTests, g.failures.size()); ++i) {
     const auto& f = g.failures[i];
-    fmt::print(to, "FAILED {}\n{}{}\n", f.test, f.text.substr(0, kText), f.text.size() > kText ? "..." : "");
+    print(to, "FAILED {}\n{}{}\n", f.test, f.text.substr(0, kText), f.text.size() > kText ? "..." : "");
   }
-  if (g.failures.size() > kTests) fmt::print(to, "... and {} more\n", g.failures.size() - kTests);
+  if (g.failures.size() > kTests) print(to, "... and {} more\n", g.failures.size() - kTests);
   if (g.selected == 0) {
-    fmt::print(to, "gate: no test was selected{}\n", g.subset.empty() ? "" : " by -k '" + g.subset + "'");
+    print(to, "gate: no test was selected{}\n", g.subset.empty() ? "" : " by -k '" + g.subset + "'");
     return;
   }
   std::string rest;
@@ -402,8 +402,8 @@ void print_gate(const GateResult& g, std::FILE* to) {
     rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
   else if (g.exit_code() == kNothing)
     rest += "; all were skipped: not green";
-  fmt::print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped,
-             rest, g.seconds, g.hash);
+  print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped, rest,
+        g.seconds, g.hash);
 }
 
 }  // namespace fla::tools

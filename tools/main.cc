@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <exception>
 #include <new>
+#include <sstream>
+#include <string_view>
 
 #include "CLI/CLI.hpp"
 #include "fla/core/version.h"
@@ -15,22 +17,24 @@ int run_program(int argc, char** argv) {
   app.set_version_flag("--version", fmt::format("fla {} ({})", build_info().version, build_info().commit));
   app.footer(
       "Each command has --help with examples and --json.\n"
-      "Exit codes: 0 good; 1 checked and failed; 2 usage or bad input; 3 frozen scope violated; 4 nothing selected.");
+      "Exit codes: 0 good; 1 checked and failed; 2 usage, bad input, or a call that nothing here "
+      "serves;\n            3 frozen scope violated; 4 nothing selected.");
   app.require_subcommand(1);
   const Command commands[] = {add_ops(app),   add_run(app),    add_check(app),   add_gate(app),
                               add_bench(app), add_verify(app), add_explain(app), add_doctor(app)};
 
-  if (argc > 1 && argv[1][0] != '-' && std::none_of(std::begin(commands), std::end(commands), [&](const Command& c) {
-        return c.app->get_name() == argv[1];
-      })) {
-    std::vector<std::string> names;
-    for (const Command& c : commands) names.push_back(c.app->get_name());
+  std::vector<std::string> names;
+  for (const Command& c : commands) names.push_back(c.app->get_name());
+  if (argc < 2) refuse("expected a command, got none: {}; see fla --help", join(names));
+  if (argv[1][0] != '-' && std::find(names.begin(), names.end(), argv[1]) == names.end())
     refuse("unknown command '{}'; expected {}", argv[1], join(names));
-  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& e) {  // --help, --version
-    return app.exit(e);
+    std::ostringstream out;
+    const int code = app.exit(e, out, out);
+    write_text(stdout, out.str());
+    return code;
   } catch (const CLI::ParseError& e) {
     std::string where = "fla";
     for (const CLI::App* sub : app.get_subcommands()) where += " " + sub->get_name();
@@ -41,21 +45,38 @@ int run_program(int argc, char** argv) {
   return kUsage;
 }
 
+// Before the arguments are parsed, as parsing is what may fail.
+bool wants_json(int argc, char** argv) {
+  return std::any_of(argv + 1, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
+}
+
+int report(bool json, int code, const std::string& message) {
+  print(stderr, "fla: {}\n", message);
+  if (json && !json_printed()) print_json({{"error", error_json(code, message)}});
+  return code;
+}
+
+int run_guarded(int argc, char** argv) {
+  const bool json = argc > 1 && wants_json(argc, argv);
+  try {
+    return run_program(argc, argv);
+  } catch (const Stop& e) {
+    return report(json, e.code, e.what());
+  } catch (const std::bad_alloc&) {
+    return report(json, kFailed, "out of memory");
+  } catch (const std::exception& e) {
+    return report(json, kFailed, e.what());
+  }
+}
+
 }  // namespace
 }  // namespace fla::tools
 
 int main(int argc, char** argv) {
   using namespace fla::tools;
-  try {
-    return run_program(argc, argv);
-  } catch (const Stop& e) {
-    fmt::print(stderr, "fla: {}\n", e.what());
-    return e.code;
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "fla: out of memory\n");
-    return kFailed;
-  } catch (const std::exception& e) {
-    fmt::print(stderr, "fla: {}\n", e.what());
-    return kFailed;
-  }
+  const int code = run_guarded(argc, argv);
+  const std::string error = finish_output();
+  if (error.empty()) return code;
+  print(stderr, "fla: stdout: cannot write the result: {}\n", error);
+  return kUsage;
 }

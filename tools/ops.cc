@@ -77,8 +77,8 @@ Json to_json(const Registry& r, const Entry& e) {
   const FunctionSpec& spec = e.spec;
   Json args = Json::array(), flags = Json::array(), outputs = Json::array(), output_args = Json::array();
   for (const auto& a : spec.args) {
-    Json j = {{"name", a.name}, {"dims", a.dims}, {"dtypes", dtypes_of(spec, a)}};
-    if (a.role == Role::Input) {
+    Json j = {{"name", a.name}, {"in_files", a.name_in_files()}, {"dims", a.dims}, {"dtypes", dtypes_of(spec, a)}};
+    if (a.role == Role::Input || a.role == Role::Upstream) {
       j["required"] = a.required;
       j["grad"] = a.grad;
       j["doc"] = a.doc;
@@ -149,13 +149,13 @@ void print_operators(const Registry& r, const std::vector<const Entry*>& list) {
 }
 
 void print_markdown(const Registry& r, const std::vector<const Entry*>& list) {
-  fmt::print(
+  print(
       "| family | function | forward | backward | arguments, optional ones in brackets | gradients |\n"
       "|---|---|---|---|---|---|\n");
   for (const Entry* e : list) {
     const std::string text = note_text(e->spec), note = text.empty() ? "" : fmt::format(" ({})", text);
-    fmt::print("| {} | `{}`{} | {} | {} | {} | {} |\n", e->spec.operation, e->spec.name, note, join(backends_of(e)),
-               join(backends_of(backward_of(r, *e))), arguments_text(e->spec), gradients_text(e->spec));
+    print("| {} | `{}`{} | {} | {} | {} | {} |\n", e->spec.operation, e->spec.name, note, join(backends_of(e)),
+          join(backends_of(backward_of(r, *e))), arguments_text(e->spec), gradients_text(e->spec));
   }
 }
 
@@ -173,10 +173,10 @@ void print_signature(const Registry& r, const FunctionSpec& spec) {
     if (a.role == Role::Input || a.role == Role::Upstream) words.push_back(a.required ? a.name : a.name + "=none");
   for (const auto& f : spec.flags)
     if (f.retired_for.empty()) words.push_back(f.required ? f.name : f.name + "=" + to_string(f.def));
-  fmt::print("{}({})\n", spec.name, join(words));
-  if (!spec.doc.empty()) fmt::print("  {}\n", spec.doc);
-  if (!spec.source.empty()) fmt::print("  {}\n", spec.source);
-  if (spec.deprecated) fmt::print("  Deprecated: {} serves it.\n", spec.alias_of);
+  print("{}({})\n", spec.name, join(words));
+  if (!spec.doc.empty()) print("  {}\n", spec.doc);
+  if (!spec.source.empty()) print("  {}\n", spec.source);
+  if (spec.deprecated) print("  Deprecated: {} serves it.\n", spec.alias_of);
   std::vector<std::vector<std::string>> rows;
   const auto section = [&](const char* title, auto&& wanted) {
     bool any = false;
@@ -185,10 +185,14 @@ void print_signature(const Registry& r, const FunctionSpec& spec) {
       if (!any) rows.push_back({std::string("  ") + title});
       any = true;
       std::vector<std::string> facts;
+      if (a.role != Role::Input) facts.push_back("in files " + a.name_in_files());
       if (a.role == Role::Input) facts.push_back(a.required ? "required" : "optional");
+      if (a.role == Role::Upstream) facts.push_back("optional");
       if (a.grad) facts.push_back("gradient");
       if (!a.requested_by.empty()) facts.push_back("with " + a.requested_by);
       std::string doc = a.doc;
+      if (a.role == Role::Upstream) doc = "gradient of " + a.of + "; absent = zeros";
+      if (a.role == Role::Gradient) doc = "gradient of " + a.of;
       if (!a.swapped_by.empty()) doc += (doc.empty() ? "" : "; ") + ("last two axes swapped by " + a.swapped_by);
       rows.push_back({"    " + a.name, "[" + join(a.dims) + "]", types_text(spec, a), join(facts), doc});
     }
@@ -212,16 +216,15 @@ void print_signature(const Registry& r, const FunctionSpec& spec) {
       line += row[i];
     }
     line.erase(line.find_last_not_of(' ') + 1);
-    fmt::print("{}\n", line);
+    print("{}\n", line);
   }
   std::vector<std::string> widths;
   for (const auto& [symbol, most] : spec.max_dim)
     if (most > 0) widths.push_back(fmt::format("{} up to {}", symbol, most));
-  if (!widths.empty()) fmt::print("  widths: {}\n", join(widths));
+  if (!widths.empty()) print("  widths: {}\n", join(widths));
   const Entry* e = r.find(spec.name);
-  fmt::print("  backends: {}\n", join(backends_of(e)));
-  if (!spec.backward.empty())
-    fmt::print("  backward: {} ({})\n", spec.backward, join(backends_of(r.find(spec.backward))));
+  print("  backends: {}\n", join(backends_of(e)));
+  if (!spec.backward.empty()) print("  backward: {} ({})\n", spec.backward, join(backends_of(r.find(spec.backward))));
 }
 
 struct Check {
@@ -284,12 +287,12 @@ int run(const Options& o) {
     }
     print_json(out);
   } else if (o.check) {
-    fmt::print("{} functions expected, {} absent, {} extra, {} uncovered (no cpu backend)\n", kRootFunctions.size(),
-               check.absent.size(), check.extra.size(), check.uncovered.size());
-    for (const auto& name : check.absent) fmt::print("  absent     {}\n", name);
-    for (const auto& name : check.extra) fmt::print("  extra      {}\n", name);
-    for (const auto& name : check.uncovered) fmt::print("  uncovered  {}\n", name);
-    for (const auto& text : check.defects) fmt::print("  defect     {}\n", text);
+    print("{} functions expected, {} absent, {} extra, {} uncovered (no cpu backend)\n", kRootFunctions.size(),
+          check.absent.size(), check.extra.size(), check.uncovered.size());
+    for (const auto& name : check.absent) print("  absent     {}\n", name);
+    for (const auto& name : check.extra) print("  extra      {}\n", name);
+    for (const auto& name : check.uncovered) print("  uncovered  {}\n", name);
+    for (const auto& text : check.defects) print("  defect     {}\n", text);
   } else if (o.env) {
     std::vector<std::vector<std::string>> rows{{"variable", "default", "effect"}};
     for (const auto& v : env) rows.push_back({v.name, v.def, v.effect});
@@ -298,7 +301,7 @@ int run(const Options& o) {
     print_markdown(r, list);
   } else if (!o.signatures.empty()) {
     for (const auto& name : o.signatures) {
-      if (&name != &o.signatures.front()) fmt::print("\n");
+      if (&name != &o.signatures.front()) print("\n");
       print_signature(r, r.find(name)->spec);
     }
   } else if (!list.empty()) {

@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "CLI/CLI.hpp"
+#include "fla/core/text.h"
 #include "fla/core/version.h"
 #include "fla/registry/dynamic.h"
 #include "tools/command.h"
@@ -32,14 +33,16 @@ struct Options {
 // Finds out before the work whether the result can be written. The writer puts a new file beside the old one first.
 void require_writable(const std::string& out) {
   std::error_code error;
-  const fs::path path = fs::absolute(out, error);
-  if (error || path.filename().empty()) refuse("--out: expected a file, got '{}'", out);
+  const Result<fs::path> target = write_target(out);
+  if (!target) refuse("--out: {}", target.status().message());
+  const fs::path path = fs::absolute(*target, error);
+  if (error || path.filename().empty()) refuse("--out: expected a file, got '{}'", printable(out));
   const fs::file_status status = fs::status(path, error);
   if (fs::exists(status) && !fs::is_regular_file(status))
-    refuse("--out: expected a file, got a folder or device '{}'", out);
+    refuse("--out: expected a file, got a folder or device '{}'", printable(out));
   std::string probe = (path.parent_path() / ".fla_run.XXXXXX").string();
   const int fd = mkstemp(probe.data());
-  if (fd < 0) refuse("--out: cannot write '{}': {}", out, std::strerror(errno));
+  if (fd < 0) refuse("--out: cannot write '{}': {}", printable(out), std::strerror(errno));
   close(fd);
   unlink(probe.c_str());
 }
@@ -61,6 +64,7 @@ LastRoute compute(const Context& ctx, DynamicCall& call, Results& results) {
 
 int run(const Options& o) {
   const Registry& r = Registry::global();
+  const std::string in = printable(o.in), out = printable(o.out);
   const FunctionSpec& spec = find_operator(r, o.op).spec;
   require_cpu(o.call);
   require_backend(r, o.call.backend);
@@ -69,10 +73,9 @@ int run(const Options& o) {
   DynamicCall call = check(DynamicCall::make(r, o.op));
   for (const auto& s : o.set) {
     const std::size_t equals = s.find('=');
-    if (equals == std::string::npos) refuse("--set: expected name=value, got '{}'", s);
+    if (equals == std::string::npos) refuse("--set: expected name=value, got '{}'", printable(s));
     check(call.set_flag_text(s.substr(0, equals), s.substr(equals + 1)));
   }
-  for (const auto& w : call.warnings()) fmt::print(stderr, "warning: {}\n", w);
 
   const std::shared_ptr<SafeTensorsFile> file = check(SafeTensorsFile::open(o.in));
   std::vector<std::pair<std::string, TensorView>> upstream;
@@ -82,27 +85,27 @@ int run(const Options& o) {
       if (o.backward) upstream.emplace_back(name, t);
       continue;
     }
-    if (Status s = call.set(name, t); !s) refuse("{}: {}", o.in, s.message());
+    if (Status s = call.set(name, t); !s) refuse("{}: {}", in, s.message());
   }
   for (const auto& [name, type] : file->unsupported())
     if (!ignored(name) && (o.backward || !name.starts_with("grad_out.")))
-      refuse("{}: {}: expected dtype F32, F16, BF16, F64, I32 or I64, got {}", o.in, name, type);
+      refuse("{}: {}: expected dtype F32, F16, BF16, F64, I32 or I64, got {}", in, printable(name), type);
   if (o.backward && upstream.empty())
     refuse("{}: --backward needs the gradient of an output, such as grad_out.o, got none", o.in);
   DynamicCall backward;
   if (o.backward) {
     backward = check(call.backward(r));
     for (const auto& [name, t] : upstream)
-      if (Status s = backward.set(name, t); !s) refuse("{}: {}", o.in, s.message());
+      if (Status s = backward.set(name, t); !s) refuse("{}: {}", in, s.message());
   }
 
   const Context ctx(context_options(o.call));
   // Every refusal comes before the first computation.
-  if (auto outputs = call.outputs(ctx); !outputs) refuse("{}: {}", o.in, outputs.status().message());
+  if (auto outputs = call.outputs(ctx); !outputs) refuse("{}: {}", in, outputs.status().message());
   if (o.backward)
-    if (auto outputs = backward.outputs(ctx); !outputs) refuse("{}: {}", o.in, outputs.status().message());
+    if (auto outputs = backward.outputs(ctx); !outputs) refuse("{}: {}", in, outputs.status().message());
   std::error_code error;
-  if (fs::equivalent(o.in, o.out, error)) refuse("--out: expected another file than --in, got '{}' for both", o.out);
+  if (fs::equivalent(o.in, o.out, error)) refuse("--out: expected another file than --in, got '{}' for both", out);
   require_writable(o.out);
 
   Results results;
@@ -134,9 +137,9 @@ int run(const Options& o) {
                 {"warnings", call.warnings()},
                 {"outputs", std::move(outputs)}});
   } else {
-    for (const auto& [name, t] : tensors) fmt::print("{} {} {}\n", name, name_of(t.dtype), shape_string(t.dims()));
-    fmt::print("{}: {} ({}), {:.3f} ms, {} threads, written to {}\n", spec.name, forward_route.backend,
-               forward_route.kernel, ms, ctx.threads(), o.out);
+    for (const auto& [name, t] : tensors) print("{} {} {}\n", name, name_of(t.dtype), shape_string(t.dims()));
+    print("{}: {} ({}), {:.3f} ms, {} threads, written to {}\n", spec.name, forward_route.backend, forward_route.kernel,
+          ms, ctx.threads(), out);
   }
   return kGood;
 }
@@ -147,6 +150,7 @@ Command add_run(CLI::App& root) {
   auto o = std::make_shared<Options>();
   CLI::App* app =
       add_command(root, "run", "Run an operator on tensors from a .safetensors file",
+                  "  fla run chunk_gla --in tests/golden/gla/strong_gate_state.safetensors --out o.safetensors\n"
                   "  fla run chunk_gla --in layer.safetensors --out o.safetensors --set output_final_state=true\n"
                   "  fla run chunk_gla --in layer.safetensors --out g.safetensors --backward   (reads grad_out.o)");
   app->add_option("OP", o->op, "operator")->required();

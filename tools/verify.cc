@@ -61,8 +61,8 @@ int run(const Options& o) {
   validate(ops, o.bench);
   std::optional<GateResult> gate;
   if (o.no_gate) {
-    fmt::print(stderr,
-               "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n", o.op);
+    print(stderr, "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n",
+          o.op);
   } else {
     gate = run_gate(ops, o.op == "all", o.subset);
     print_gate(*gate, o.json ? stderr : stdout);
@@ -72,7 +72,7 @@ int run(const Options& o) {
   if (gate_code == kGood)
     bench = run_bench(ops, o.bench);
   else
-    fmt::print(stderr, "verify: the gate is not green: nothing was timed\n");
+    print(stderr, "verify: the gate is not green: nothing was timed\n");
 
   if (o.json) {
     Json g = nullptr;
@@ -101,7 +101,8 @@ Command add_verify(CLI::App& root) {
       root, "verify", "Prove an operator right (gate), then time it",
       "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json");
   app->add_option("--op", o->op, "operator, family or 'all'")->required();
-  app->add_option("--gate-k", o->subset, "only tests whose full name contains SUBSET: a signal, not a verdict");
+  app->add_option("--gate-k", o->subset, "only tests whose full name contains SUBSET: a signal, not a verdict")
+      ->check(not_empty("part of a test's name"));
   app->add_flag("--no-gate", o->no_gate, "time without proof");
   add_bench_options(app, o->bench);
   add_json(app, o->json);

@@ -1,5 +1,9 @@
 // The C interface over DynamicCall. Every entry catches everything: exceptions end here.
+#include <algorithm>
+#include <cstddef>
+#include <cstring>
 #include <exception>
+#include <memory>
 #include <new>
 #include <string>
 #include <utility>
@@ -56,6 +60,27 @@ fla::Status null_argument(const char* function, const char* name) {
   return {fla::Code::InvalidArgument, std::string(function) + ": " + name + ": expected a pointer, got NULL"};
 }
 
+// fla_context_options of 0.1.0, the first that programs were built against.
+constexpr std::size_t kFirstOptionsSize = offsetof(fla_context_options, log_user) + sizeof(void*);
+
+// The caller's options in today's struct, whatever version of it the caller was built against.
+fla::Status read_options(const fla_context_options* given, fla_context_options& o) {
+  const auto bad = [](const std::string& text) {
+    return fla::Status(fla::Code::InvalidArgument, "fla_context_create: options." + text);
+  };
+  const std::size_t size = given->size;
+  if (size < kFirstOptionsSize)
+    return bad("size: expected at least " + std::to_string(kFirstOptionsSize) + ", got " + std::to_string(size));
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (std::size_t i = sizeof o; i < size; ++i)
+    if (bytes[i] != 0)
+      return bad("size: expected " + std::to_string(sizeof o) + " bytes of options, or zeros after them, got " +
+                 std::to_string(size) + " with byte " + std::to_string(i) +
+                 " set: an option that this version does not have");
+  std::memcpy(&o, given, std::min(size, sizeof o));
+  return {};
+}
+
 fla::Status set_flag(const char* function, fla_call* call, const char* name, fla::FlagValue v) {
   if (call == nullptr) return null_argument(function, "call");
   if (name == nullptr) return null_argument(function, "name");
@@ -76,21 +101,22 @@ fla_code fla_context_create(const fla_context_options* options, fla_context** ou
     *out = nullptr;
     fla::ContextOptions o;
     if (options != nullptr) {
-      if (options->size < sizeof(fla_context_options))
-        return {fla::Code::InvalidArgument, "fla_context_create: options.size: expected at least " +
-                                                std::to_string(sizeof(fla_context_options)) + ", got " +
-                                                std::to_string(options->size)};
-      o.threads = options->threads;
-      if (options->affinity != nullptr)
-        o.affinity.assign(options->affinity, options->affinity + options->affinity_count);
-      if (options->backend != nullptr) o.backend = options->backend;
-      if (options->log != nullptr)
-        o.log = [fn = options->log, user = options->log_user](const fla::LogRecord& r) {
+      fla_context_options given{};
+      if (fla::Status s = read_options(options, given); !s) return s;
+      if (given.affinity == nullptr && given.affinity_count != 0)
+        return null_argument("fla_context_create", "options.affinity");
+      o.threads = given.threads;
+      if (given.affinity != nullptr) o.affinity.assign(given.affinity, given.affinity + given.affinity_count);
+      if (given.backend != nullptr) o.backend = given.backend;
+      if (given.log != nullptr)
+        o.log = [fn = given.log, user = given.log_user](const fla::LogRecord& r) {
           fn(user, r.level == fla::LogLevel::Warning ? 1 : 0, std::string(r.function).c_str(),
              std::string(r.backend).c_str(), std::string(r.message).c_str());
         };
     }
-    *out = new fla_context(std::move(o));
+    auto made = std::make_unique<fla_context>(std::move(o));
+    if (!made->ctx.status()) return made->ctx.status();
+    *out = made.release();
     return {};
   });
 }

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "fla/core/tensor.h"
+#include "fla/core/text.h"
 #include "fla/registry/registry.h"
 
 namespace fla {
@@ -14,10 +15,30 @@ struct Context::LogState {
   std::set<std::pair<const void*, int>> seen;
 };
 
+namespace {
+
+Status check_options(const ContextOptions& o, const Registry& registry) {
+  Status s = ThreadPool::check(o.threads, o.affinity);
+  if (s && !o.backend.empty()) {
+    std::string known;
+    bool found = false;
+    for (const auto& name : registry.backends()) {
+      known += (known.empty() ? "" : ", ") + name;
+      found |= name == o.backend;
+    }
+    if (!found)
+      s = {Code::InvalidArgument, "backend: expected one of " + known + ", got '" + printable(o.backend) + "'"};
+  }
+  return s ? s : Status(s.code(), "context: " + s.message());
+}
+
+}  // namespace
+
 Context::Context(ContextOptions options)
     : options_(std::move(options)),
       registry_(options_.registry != nullptr ? options_.registry : &Registry::global()),
-      pool_(options_.threads, options_.affinity),
+      status_(check_options(options_, *registry_)),
+      pool_(status_ ? options_.threads : 1, status_ ? std::span<const int>(options_.affinity) : std::span<const int>()),
       log_state_(std::make_unique<LogState>()) {}
 
 Context::~Context() = default;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "fla/core/export.h"
+#include "fla/core/status.h"
 #include "fla/core/threads.h"
 
 namespace fla {
@@ -28,7 +29,7 @@ struct LogRecord {
 using LogFn = std::function<void(const LogRecord&)>;
 
 struct ContextOptions {
-  int threads = 0;            // pool size; 0 = one per processor this process may run on
+  int threads = 0;            // pool size, at most 4096; 0 = one per processor this process may run on
   std::vector<int> affinity;  // processors to pin workers to; empty = the system decides
   LogFn log;                  // called at most once per (operation, function, backend) hit and refusal of this context
   std::string backend;        // only this backend may serve calls ("reference", "cpu"); empty = dispatch decides
@@ -45,6 +46,8 @@ class FLA_API Context {
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
 
+  // Names the option that cannot be, if there is one: then every call on this context returns this and does nothing.
+  const Status& status() const { return status_; }
   const ContextOptions& options() const { return options_; }
   const Registry& registry() const { return *registry_; }
   ThreadPool& pool() const { return pool_; }
@@ -57,6 +60,7 @@ class FLA_API Context {
   struct LogState;
   ContextOptions options_;
   const Registry* registry_;
+  Status status_;
   mutable ThreadPool pool_;
   std::unique_ptr<LogState> log_state_;
 };

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <string>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -39,14 +40,16 @@ int processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void pin_this_thread([[maybe_unused]] int processor) {
+// Whether the system did it; else it places the thread, and results are equal.
+bool pin_this_thread([[maybe_unused]] int processor) {
 #if defined(__linux__)
-  if (processor < 0 || processor >= CPU_SETSIZE) return;
+  if (processor < 0 || processor >= CPU_SETSIZE) return false;
   cpu_set_t set;
   CPU_ZERO(&set);
   CPU_SET(static_cast<unsigned>(processor), &set);
-  pthread_setaffinity_np(pthread_self(), sizeof(set),
-                         &set);  // refused: the system places the thread, results are equal
+  return pthread_setaffinity_np(pthread_self(), sizeof(set), &set) == 0;
+#else
+  return processor >= 0;
 #endif
 }
 
@@ -236,6 +239,28 @@ struct ThreadPool::Impl {
   const std::vector<int> affinity;  // applied to created threads only; the caller's placement is the caller's
   std::atomic<Team*> team{nullptr};
 };
+
+Status ThreadPool::check(int threads, std::span<const int> affinity) {
+  if (threads < 0 || threads > kMaxThreads)
+    return {Code::InvalidArgument, "threads: expected 0 (one per processor) to " + std::to_string(kMaxThreads) +
+                                       ", got " + std::to_string(threads)};
+  if (affinity.empty()) return {};
+  // Only trying tells: which processors exist, and which this process may use, are two questions to different parts of
+  // the system. A thread of its own tries, as the caller's placement is the caller's.
+  std::size_t bad = affinity.size();
+  const auto attempt = [&] {
+    for (bad = 0; bad < affinity.size() && pin_this_thread(affinity[bad]);) ++bad;
+  };
+  try {
+    std::thread(attempt).join();
+  } catch (const std::system_error&) {
+    return {Code::OutOfMemory, "affinity: the system gives no thread to try it with"};
+  }
+  if (bad == affinity.size()) return {};
+  return {Code::InvalidArgument, "affinity[" + std::to_string(bad) +
+                                     "]: expected a processor that this process may run on, got " +
+                                     std::to_string(affinity[bad])};
+}
 
 ThreadPool::ThreadPool(int threads, std::span<const int> affinity) : impl_(std::make_unique<Impl>(threads, affinity)) {}
 

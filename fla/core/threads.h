@@ -7,12 +7,17 @@
 #include <type_traits>
 
 #include "fla/core/export.h"
+#include "fla/core/status.h"
 
 namespace fla {
 
 class FLA_API ThreadPool {
  public:
-  // threads <= 0: one per processor this process may run on. affinity: processor numbers, one per worker (cyclic);
+  static constexpr int kMaxThreads = 4096;
+  // What the constructor takes; a refusal starts with the option ("threads: expected ...").
+  static Status check(int threads, std::span<const int> affinity);
+
+  // threads: 0 is one per processor this process may run on. affinity: processor numbers, one per worker (cyclic);
   // empty leaves placement to the system. The calling thread is worker 0, so size() - 1 threads are created, on the
   // first run that needs them.
   explicit ThreadPool(int threads = 0, std::span<const int> affinity = {});

@@ -4,6 +4,8 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "fla/core/text.h"
+
 namespace fla {
 
 namespace {
@@ -15,7 +17,7 @@ std::string join(const std::vector<std::string>& words) {
 }
 
 Status bad(const FunctionSpec& spec, std::string_view name, const std::string& text) {
-  return {Code::InvalidArgument, spec.name + ": " + std::string(name) + ": " + text};
+  return {Code::InvalidArgument, spec.name + ": " + printable(name) + ": " + text};
 }
 
 // "initial_state.0" is the first part of a pair, which the args struct calls "initial_state".
@@ -30,10 +32,16 @@ Result<DynamicCall> DynamicCall::make(const Registry& registry, std::string_view
   const Registry::Entry* e = registry.find(function);
   if (e == nullptr)
     return Status(Code::InvalidArgument,
-                  "unknown operator '" + std::string(function) + "'; nearest: " + join(registry.nearest(function)));
+                  "unknown operator '" + printable(function) + "'; nearest: " + join(registry.nearest(function)));
   DynamicCall call;
   call.entry_ = e;
   call.args_ = e->spec.make_args();
+  if (e->spec.deprecated) {
+    // A function and its backward are one name to a caller, and one warning.
+    const Registry::Entry* forward = e->spec.is_backward() ? registry.find(e->spec.forward) : e;
+    if (forward == nullptr) forward = e;
+    call.warn(forward, forward->spec.name + ": deprecated; use " + e->spec.alias_of);
+  }
   return call;
 }
 
@@ -51,8 +59,7 @@ Status DynamicCall::set(std::string_view name, const TensorView& t) {
   if (arg == nullptr) {
     std::vector<std::string> known;
     for (const auto& a : spec.args) {
-      if (a.role == Role::Input) known.push_back(a.name);
-      if (a.role == Role::Upstream) known.push_back("grad_out." + a.of);
+      if (a.role == Role::Input || a.role == Role::Upstream) known.push_back(a.name_in_files());
     }
     return bad(spec, name, "unknown argument; this function takes " + join(known));
   }
@@ -103,8 +110,7 @@ Status DynamicCall::set_flag(std::string_view name, FlagValue v) {
   std::string_view stored = name;
   if (!f->retired_for.empty()) {
     stored = f->retired_for;
-    if (warnings_.empty())
-      warnings_.push_back(spec.name + ": " + std::string(name) + " is the old name of " + f->retired_for);
+    warn(f, spec.name + ": " + std::string(name) + " is the old name of " + f->retired_for);
   }
   auto old = std::find_if(flags_.begin(), flags_.end(), [&](const SetFlag& x) { return x.flag == stored; });
   if (old != flags_.end() && old->given_as != name) return bad(spec, name, "given beside " + old->given_as);
@@ -116,6 +122,17 @@ Status DynamicCall::set_flag(std::string_view name, FlagValue v) {
   return {};
 }
 
+void DynamicCall::warn(const void* about, std::string text) {
+  if (std::find(warned_about_.begin(), warned_about_.end(), about) != warned_about_.end()) return;
+  warned_about_.push_back(about);
+  warnings_.push_back(std::move(text));
+}
+
+void DynamicCall::log_warnings(const Context& ctx) const {
+  for (std::size_t i = 0; i < warnings_.size(); ++i)
+    ctx.log_once(warned_about_[i], 0, {LogLevel::Warning, spec().operation, spec().name, "", warnings_[i]});
+}
+
 Status DynamicCall::set_flag_text(std::string_view name, std::string_view text) {
   const FlagSpec* f = entry_->spec.find_flag(name);
   if (f == nullptr) return set_flag(name, FlagValue{});  // the same message as for any unknown flag
@@ -123,19 +140,19 @@ Status DynamicCall::set_flag_text(std::string_view name, std::string_view text) 
   if (f->type == FlagSpec::Type::Bool) {
     if (s == "true" || s == "1") return set_flag(name, true);
     if (s == "false" || s == "0") return set_flag(name, false);
-    return bad(entry_->spec, name, "expected true or false, got '" + s + "'");
+    return bad(entry_->spec, name, "expected true or false, got '" + printable(s) + "'");
   }
   if (s == "none" && !f->required) return set_flag(name, FlagValue{});
   if (f->type == FlagSpec::Type::Int) {
     std::int64_t i = 0;
     const auto [end, err] = std::from_chars(s.data(), s.data() + s.size(), i);
     if (err != std::errc() || end != s.data() + s.size())
-      return bad(entry_->spec, name, "expected an integer, got '" + s + "'");
+      return bad(entry_->spec, name, "expected an integer, got '" + printable(s) + "'");
     return set_flag(name, i);
   }
   char* end = nullptr;
   const double d = std::strtod(s.c_str(), &end);
-  if (s.empty() || *end != '\0') return bad(entry_->spec, name, "expected a number, got '" + s + "'");
+  if (s.empty() || *end != '\0') return bad(entry_->spec, name, "expected a number, got '" + printable(s) + "'");
   return set_flag(name, d);
 }
 
@@ -156,14 +173,15 @@ std::string DynamicCall::output_name(const ArgSpec& a) const {
   const FunctionSpec& spec = entry_->spec;
   if (a.role == Role::Gradient) {
     const bool first_of_pair = spec.pair_state && paired_input_ && a.of == "initial_state";
-    return "grad." + a.of + (first_of_pair ? ".0" : "");
+    return a.name_in_files() + (first_of_pair ? ".0" : "");
   }
   const bool first_of_pair =
       spec.pair_state && a.name == "final_state" && spec.pair_outputs && spec.pair_outputs(args_.get());
-  return "out." + a.name + (first_of_pair ? ".0" : "");
+  return a.name_in_files() + (first_of_pair ? ".0" : "");
 }
 
-Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context&) {
+Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context& ctx) {
+  if (!ctx.status()) return ctx.status();
   const FunctionSpec& spec = entry_->spec;
   Dims dims;
   Device device;

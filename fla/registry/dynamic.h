@@ -22,11 +22,13 @@ class FLA_API DynamicCall {
   const Registry::Entry& entry() const { return *entry_; }
 
   Status set(std::string_view name, const TensorView& t);
-  // Flags by name, replacing an earlier value; integers are taken for float flags. Retired names are accepted and
-  // reported by `warnings`.
+  // Flags by name, replacing an earlier value; integers are taken for float flags. Retired names are accepted with a
+  // warning.
   Status set_flag(std::string_view name, FlagValue v);
   // From text, as the command line gives it: "true", "32", "0.5".
   Status set_flag_text(std::string_view name, std::string_view text);
+  // What a caller should change: a deprecated function, a retired flag. A context's log gets each once, when the call
+  // runs.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
   // The tensors this call produces given what was set: those always produced and those its flags ask for. Of a
@@ -42,8 +44,12 @@ class FLA_API DynamicCall {
 
   Result<Route> explain(const Context& ctx) const { return explain_call(ctx, *entry_, args_.get()); }
   Result<std::size_t> workspace_bytes(const Context& ctx) const { return workspace_call(ctx, *entry_, args_.get()); }
-  Status run(const Context& ctx) const { return run_call(ctx, *entry_, args_.get()); }
+  Status run(const Context& ctx) const {
+    log_warnings(ctx);
+    return run_call(ctx, *entry_, args_.get());
+  }
   Status run(const Context& ctx, std::span<std::byte> workspace) const {
+    log_warnings(ctx);
     return run_call(ctx, *entry_, args_.get(), workspace);
   }
 
@@ -64,9 +70,12 @@ class FLA_API DynamicCall {
   };
   std::vector<SetFlag> flags_;
   std::vector<std::string> warnings_;
+  std::vector<const void*> warned_about_;  // of each warning, what a context knows it by
   bool paired_input_ = false;
 
   std::string output_name(const ArgSpec& a) const;
+  void warn(const void* about, std::string text);
+  void log_warnings(const Context& ctx) const;
 
  public:
   DynamicCall() = default;  // empty; made useful by make()

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <set>
 
 namespace fla {
 
@@ -78,6 +79,13 @@ std::vector<std::string> Registry::operations() const {
     if (std::find(names.begin(), names.end(), e.spec.operation) == names.end()) names.push_back(e.spec.operation);
   std::sort(names.begin(), names.end());
   return names;
+}
+
+std::vector<std::string> Registry::backends() const {
+  std::set<std::string> names{kReference};
+  for (const auto& [operation, list] : backends_)
+    for (const Backend& b : list) names.insert(b.name);
+  return {names.begin(), names.end()};
 }
 
 namespace {
@@ -218,7 +226,8 @@ Status check_backend_name(const Context& ctx, const Registry::Entry& e) {
     if (c.backend->name == want) return {};
     known += c.backend->name + ", ";
   }
-  return {Code::InvalidArgument, e.spec.name + ": backend: '" + want + "' is unknown; known: " + known + kReference};
+  return {Code::InvalidArgument, e.spec.name + ": backend: expected one of " + e.spec.operation + ": " + known +
+                                     kReference + ", got '" + want + "'"};
 }
 
 enum class LogKind : int { Hit, Refusal, Fallback };
@@ -282,6 +291,7 @@ Status choose(const Context& ctx, const Registry::Entry& e, const void* args, co
 
 Status run_checked(const Context& ctx, const Registry::Entry& e, const void* args, std::span<std::byte> given,
                    bool allocate) {
+  if (!ctx.status()) return ctx.status();
   Checked c;
   if (Status s = check_call(e.spec, args, c.dims, c.device); !s) return s;
   if (Status s = check_backend_name(ctx, e); !s) return s;
@@ -321,6 +331,7 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
 }  // namespace
 
 Result<Route> explain_call(const Context& ctx, const Registry::Entry& e, const void* args) {
+  if (!ctx.status()) return ctx.status();
   Checked c;
   if (Status s = check_call(e.spec, args, c.dims, c.device); !s) return s;
   if (Status s = check_backend_name(ctx, e); !s) return s;
@@ -342,6 +353,7 @@ Result<Route> explain_call(const Context& ctx, const Registry::Entry& e, const v
 }
 
 Result<std::size_t> workspace_call(const Context& ctx, const Registry::Entry& e, const void* args) {
+  if (!ctx.status()) return ctx.status();
   Checked c;
   if (Status s = check_call(e.spec, args, c.dims, c.device); !s) return s;
   if (Status s = check_backend_name(ctx, e); !s) return s;

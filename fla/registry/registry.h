@@ -122,6 +122,8 @@ class FLA_API Registry {
   // Functions in name order; backwards included.
   std::vector<const Entry*> entries() const;
   std::vector<std::string> operations() const;
+  // Names that a context may force, the reference among them, in name order.
+  std::vector<std::string> backends() const;
   // The known names nearest to a misspelt one, best first.
   std::vector<std::string> nearest(std::string_view name, std::size_t most = 3) const;
 

@@ -20,6 +20,16 @@ std::string to_string(const FlagValue& v) {
   return "none";
 }
 
+std::string ArgSpec::name_in_files() const {
+  switch (role) {
+    case Role::Input: return name;
+    case Role::Output: return "out." + name;
+    case Role::Upstream: return "grad_out." + of;
+    case Role::Gradient: return "grad." + of;
+  }
+  return name;
+}
+
 const ArgSpec* FunctionSpec::find_arg(std::string_view n) const {
   for (const auto& a : args)
     if (a.name == n) return &a;

@@ -64,6 +64,9 @@ struct ArgSpec {
   std::string swapped_by;    // a bool flag that swaps the last two axes (state_v_first); empty: none
   Gen gen;
   std::function<TensorView&(void*)> get;
+
+  // What files and callers by name call it: "q", "out.o", "grad_out.o", "grad.q".
+  FLA_API std::string name_in_files() const;
 };
 
 struct FlagSpec {

@@ -65,6 +65,13 @@ std::vector<Case> plain_cases(const FunctionSpec& spec) {
   return list;
 }
 
+bool has_siblings(const FunctionSpec& spec) {
+  int functions = 0;
+  for (const Registry::Entry* e : Registry::global().entries())
+    functions += e->spec.operation == spec.operation && !e->spec.is_backward() ? 1 : 0;
+  return functions > 1;
+}
+
 void Siblings(const Registry::Entry& e) {
   for (const auto& backend : backends(e)) {
     int compared = 0;
@@ -363,7 +370,7 @@ void Attentions(const Registry::Entry& e) {
 bool has_flag(const FunctionSpec& spec, const char* name) { return spec.find_flag(name) != nullptr; }
 
 const bool registered =
-    for_every_function("Siblings", Siblings) && for_every_function("StepByStep", StepByStep, has_state) &&
+    for_every_function("Siblings", Siblings, has_siblings) && for_every_function("StepByStep", StepByStep, has_state) &&
     for_every_function("Split", Split, has_state) && for_every_function("Sequences", Sequences) &&
     for_every_function("Heads", Heads, has_heads) &&
     for_every_function("StateLayout", StateLayout,

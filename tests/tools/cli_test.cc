@@ -61,8 +61,8 @@ class Cli : public ::testing::Test {
   void TearDown() override { fs::remove_all(dir_); }
 
   Ended fla(const Words& args) const { return start(FLA_PROGRAM, args); }
-  Ended start(const std::string& program, const Words& args) const {
-    const fs::path out = dir_ / "stdout", err = dir_ / "stderr";
+  Ended start(const std::string& program, const Words& args, const fs::path& to = {}) const {
+    const fs::path out = to.empty() ? dir_ / "stdout" : to, err = dir_ / "stderr";
     posix_spawn_file_actions_t actions;
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
@@ -79,7 +79,7 @@ class Cli : public ::testing::Test {
     int status = 0;
     waitpid(pid, &status, 0);
     r.code = WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status);
-    r.out = read_file(out);
+    if (to.empty()) r.out = read_file(out);
     r.err = read_file(err);
     return r;
   }
@@ -125,6 +125,17 @@ void expect_keys(const Json& j, const Words& keys) {
   for (const auto& k : keys) EXPECT_TRUE(j.contains(k)) << k << " in " << j.dump().substr(0, 300);
 }
 
+// What with_gate's scripts do.
+const char* const kReport = R"(printf '{"testsuites":[{"name":"All/Gate","testsuite":[%s]}]}' "$tests" >"$report")";
+std::string report(const std::string& tests, int status) {
+  return "tests='" + tests + "'\n" + kReport + "\nexit " + std::to_string(status);
+}
+const std::string kOk = R"({"name":"chunk_gla_dense","status":"RUN","result":"COMPLETED"})";
+const std::string kSkip = R"({"name":"chunk_gla_dense","status":"RUN","result":"SKIPPED"})";
+const std::string kBad =
+    R"({"name":"chunk_gla_dense","status":"RUN","result":"COMPLETED","failures":[{"failure":"R is 3, limit 0.005"}]})";
+const std::string kList = "All/Gate.\\n  chunk_gla_dense  # GetParam() = 1\\n";
+
 #define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
 constexpr const char* kCommands[] = {"ops", "run", "check", "gate", "bench", "verify", "explain", "doctor"};
@@ -151,7 +162,7 @@ TEST_F(Cli, WrongUsageNamesTheArgumentAndWhatWasExpected) {
     Words args;
     Words texts;
   } cases[] = {
-      {{}, {"subcommand"}},
+      {{}, {"expected a command", "verify"}},
       {{"opps"}, {"'opps'", "expected ops, run"}},
       {{"ops", "--fliter", "x"}, {"--fliter", "fla ops --help"}},
       {{"ops", "--signature", "chunk_gal"}, {"--signature", "'chunk_gal'", "chunk_gla"}},
@@ -167,6 +178,13 @@ TEST_F(Cli, WrongUsageNamesTheArgumentAndWhatWasExpected) {
       {{"explain", "chunk_gla", "--shape", "T=9,H=1,D=4", "--with", "cu_seqlens=0,5"}, {"cu_seqlens", "end at T = 9"}},
       {{"bench", "chunk_gla", "--threads", "two"}, {"--threads", "integer", "'two'"}},
       {{"bench", "chunk_gla", "--dtype", "f64"}, {"--dtype", "bf16", "'f64'"}},
+      {{"explain", "chunk_gla", "--shape", "T=1,H=1,D=4", "--with", "q"}, {"--with", "optional", "'q'"}},
+      {{"bench", "chunk_gla", "--modes", ""}, {"--modes", "fwdbwd", "''"}},
+      {{"bench", "chunk_gla", "--shapes", ""}, {"--shapes", "''"}},
+      {{"bench", "chunk_gla", "--custom-shapes", ""}, {"--custom-shapes", "''"}},
+      {{"bench", "chunk_gla", "--varlen", ""}, {"--varlen", "''"}},
+      {{"bench", "chunk_gla", "--backend", ""}, {"--backend", "''"}},
+      {{"gate", "chunk_gla", "-k", ""}, {"-k", "''"}},
       {{"bench", "chunk_gla", "--modes", "bwd"}, {"--modes", "fwdbwd", "'bwd'"}},
       {{"bench", "chunk_gla", "--shapes", "huge"}, {"--shapes", "B1_T512_H16_D64", "'huge'"}},
       {{"bench", "chunk_gla", "--device", "cuda"}, {"--device", "no CUDA", "'cuda'"}},
@@ -183,7 +201,82 @@ TEST_F(Cli, WrongUsageNamesTheArgumentAndWhatWasExpected) {
     const Ended r = fla(c.args);
     EXPECT_EQ(r.code, 2) << r.err;
     for (const auto& t : c.texts) EXPECT_HAS(r.err, t);
+    if (c.args.empty()) continue;
+    Words with_json = c.args;
+    with_json.emplace_back("--json");
+    const Ended j = fla(with_json);
+    EXPECT_EQ(j.code, 2) << j.err;
+    const Json error = j.json().value("error", Json::object());
+    EXPECT_EQ(error.value("exit", 0), 2) << j.out;
+    EXPECT_EQ(j.err, "fla: " + error.value("message", "") + "\n");
   }
+}
+
+TEST_F(Cli, AFullStdoutIsAnErrorOfEveryCommand) {
+  ASSERT_TRUE(fs::exists("/dev/full"));
+  const std::string program = with_gate(kList, report(kOk, 0));
+  const std::string small = R"({"s": {"T": 4, "H": 1, "D": 4}})";
+  const Words commands[] = {
+      {"--help"},
+      {"--version"},
+      {"ops"},
+      {"ops", "--help"},
+      {"ops", "--check"},
+      {"ops", "--env"},
+      {"ops", "--markdown"},
+      {"ops", "--signature", "chunk_gla"},
+      {"run", "chunk_gla", "--in", input_file("in.safetensors"), "--out", path("o")},
+      {"check", (fs::path(FLA_SOURCE_DIR) / "tests" / "golden" / "hgrn").string()},
+      {"gate", "chunk_gla"},
+      {"bench", "chunk_gla", "--custom-shapes", small, "--modes", "fwd"},
+      {"verify", "--op", "chunk_gla", "--custom-shapes", small, "--modes", "fwd"},
+      {"explain", "chunk_gla", "--shape", "T=1,H=1,D=4"},
+      {"doctor"},
+  };
+  for (Words args : commands)
+    for (const bool json : {false, true}) {
+      if (json) args.emplace_back("--json");
+      if (json && (args[0] == "--version" || args.size() == 2 || args[1] == "--markdown")) continue;
+      const Ended r = start(program, args, "/dev/full");
+      EXPECT_EQ(r.code, 2) << args[0] << " " << r.err;
+      EXPECT_HAS(r.err, "fla: stdout: cannot write the result: No space left on device");
+    }
+}
+
+// Names that would move a terminal's cursor, colour it or retitle it.
+TEST_F(Cli, ControlCharactersNeverReachATerminal) {
+  const std::string evil =
+      "\x1b]0;x\x07\x1b[31m\x7f\xc2\x9b"
+      "1m\nfla: 9 passed";
+  const std::string good = input_file("in.safetensors");
+  const Buffer o(DType::F32, {1, 20, 2, 12}, Fill::Zero);
+  ASSERT_TRUE(write_safetensors(path("names"), {{evil, o.view()}}).ok());
+  const std::string odd = path("a\x1b[2J\n.safetensors");
+  fs::copy_file(good, odd);
+  fs::create_directory(path("cases"));
+  ASSERT_TRUE(write_safetensors(path("cases") + "/b\x1b[2J\n.safetensors", {{"q", o.view()}}, {{"op", evil}}).ok());
+  const Words commands[] = {
+      {evil},
+      {"ops", evil},
+      {"ops", "--filter", evil},
+      {"ops", "--signature", evil},
+      {"run", "chunk_gla", "--in", path("names"), "--out", path("o")},
+      {"run", "chunk_gla", "--in", odd, "--out", path("o\x1b[2J")},
+      {"run", "chunk_gla", "--in", good, "--out", path("o"), "--set", evil + "=1"},
+      {"run", "chunk_gla", "--in", good, "--out", path("o"), "--set", "scale=" + evil},
+      {"check", path("cases")},
+      {"check", path(evil)},
+      {"explain", "chunk_gla", "--shape", evil},
+      {"bench", "chunk_gla", "--custom-shapes", evil},
+  };
+  for (const Words& args : commands) {
+    const Ended r = fla(args);
+    const std::string all = r.out + r.err;
+    EXPECT_NE(all, "");
+    for (const char* bad : {"\x1b", "\x07", "\x7f", "\xc2\x9b"}) EXPECT_EQ(all.find(bad), std::string::npos) << all;
+  }
+  // Not a line of its own either.
+  EXPECT_EQ(fla(commands[4]).err.find("\nfla: 9 passed"), std::string::npos);
 }
 
 TEST_F(Cli, OpsListsEveryForwardFunction) {
@@ -279,6 +372,72 @@ TEST_F(Cli, RunRefusesAndWritesNothing) {
   }
 }
 
+TEST_F(Cli, WhatThisMachineCannotServeIsUsageWithTheReason) {
+  const std::string in = input_file("in.safetensors");
+  ASSERT_EQ(setenv("FLA_BACKEND_CPU", "0", 1), 0);
+  const Ended r = fla({"run", "chunk_gla", "--in", in, "--out", path("o"), "--backend", "cpu", "--json"});
+  const Ended explained = fla({"explain", "chunk_gla", "--shape", "T=9,H=1,D=4", "--backend", "cpu", "--json"});
+  unsetenv("FLA_BACKEND_CPU");
+  EXPECT_EQ(r.code, 2);
+  EXPECT_HAS(r.err, "cpu: disabled: FLA_BACKEND_CPU is 0");
+  EXPECT_EQ(r.json()["error"]["exit"], 2) << r.out;
+  EXPECT_FALSE(fs::exists(path("o")));
+  EXPECT_EQ(explained.code, 2);
+  EXPECT_EQ(explained.json()["error"]["exit"], 2) << explained.out;
+  EXPECT_EQ(explained.json()["routes"][0]["steps"][0]["outcome"], "disabled");
+}
+
+TEST_F(Cli, RunWritesWhereALinkLeads) {
+  fs::create_directory(path("elsewhere"));
+  fs::create_symlink("elsewhere/target", path("link"));
+  const std::string in = input_file("in.safetensors");
+  for (int i = 0; i < 2; ++i) {  // there is no target, then there is one
+    const Ended r = fla({"run", "chunk_gla", "--in", in, "--out", path("link")});
+    ASSERT_EQ(r.code, 0) << r.err;
+    EXPECT_TRUE(fs::is_symlink(path("link")));
+    EXPECT_TRUE(SafeTensorsFile::open(path("elsewhere/target")).ok());
+  }
+  EXPECT_EQ(std::distance(fs::directory_iterator(path("elsewhere")), fs::directory_iterator()), 1);
+  fs::create_symlink("no/such/folder/f", path("lost"));
+  EXPECT_EQ(fla({"run", "chunk_gla", "--in", in, "--out", path("lost")}).code, 2);
+  EXPECT_TRUE(fs::is_symlink(path("lost")));
+}
+
+TEST_F(Cli, ADeprecatedNameWarnsOnce) {
+  const auto warnings = [](const std::string& err) {
+    std::size_t n = 0;
+    for (std::size_t at = 0; (at = err.find("warning: ", at)) != std::string::npos; ++at) ++n;
+    return n;
+  };
+  const std::string in = input_file("in.safetensors"), text = "warning: fused_chunk_gla: deprecated; use chunk_gla\n";
+  Ended r = fla({"run", "fused_chunk_gla", "--in", in, "--out", path("o"), "--backward", "--json"});
+  EXPECT_EQ(r.code, 0);
+  EXPECT_EQ(warnings(r.err), 1U) << r.err;
+  EXPECT_HAS(r.err, text);
+  EXPECT_EQ(r.json()["warnings"].size(), 1U);
+  r = fla({"bench", "fused_chunk_gla", "--custom-shapes", R"({"s": {"T": 4, "H": 1, "D": 4}})"});
+  EXPECT_EQ(warnings(r.err), 1U) << r.err;
+  EXPECT_HAS(r.err, text);
+  r = fla({"explain", "fused_chunk_gla", "--shape", "T=1,H=1,D=4"});
+  EXPECT_EQ(warnings(r.err), 1U) << r.err;
+  r = fla({"run", "chunk_gla", "--in", in, "--out", path("o")});
+  EXPECT_EQ(warnings(r.err), 0U) << r.err;
+}
+
+TEST_F(Cli, SignaturesOfBackwardsTellTheNamesInFiles) {
+  const Ended r = fla({"ops", "--signature", "chunk_gla_backward"});
+  EXPECT_EQ(r.code, 0);
+  for (const char* name : {"grad_out.o", "grad_out.final_state", "grad.q", "grad.initial_state"})
+    EXPECT_HAS(r.out, std::string("in files ") + name);
+  const Json j = fla({"ops", "--signature", "chunk_gla_backward", "--json"}).json()["ops"][0];
+  std::set<std::string> given, made;
+  for (const auto& a : j["args"]) given.insert(a["in_files"].get<std::string>());
+  for (const auto& a : j["output_args"]) made.insert(a["in_files"].get<std::string>());
+  EXPECT_TRUE(given.contains("q") && given.contains("grad_out.o")) << j["args"];
+  EXPECT_EQ(made, (std::set<std::string>{"grad.q", "grad.k", "grad.v", "grad.g", "grad.initial_state"}));
+  EXPECT_HAS(fla({"ops", "--signature", "chunk_gla"}).out, "in files out.final_state");
+}
+
 TEST_F(Cli, CheckCountsAndKeepsGoingAfterABadFile) {
   const fs::path golden = fs::path(FLA_SOURCE_DIR) / "tests" / "golden" / "gla";
   ASSERT_TRUE(fs::exists(golden));
@@ -322,7 +481,7 @@ TEST_F(Cli, ExplainSaysWhoServesAndWhyNot) {
   // A shape that nobody could allocate.
   EXPECT_EQ(fla({"explain", "chunk_gla", "--shape", "B=1,T=4194304,H=4096,D=128", "--dtype", "bf16"}).code, 0);
   const Ended none = fla({"explain", "chunk_gla", "--shape", "B=1,T=64,H=2,D=32", "--device", "cuda"});
-  EXPECT_EQ(none.code, 1);
+  EXPECT_EQ(none.code, 2);
   EXPECT_HAS(none.out, "no backend takes this call");
 }
 
@@ -375,16 +534,6 @@ TEST_F(Cli, DoctorKnowsItsBuild) {
 }
 
 // ---- the gate
-
-const char* const kReport = R"(printf '{"testsuites":[{"name":"All/Gate","testsuite":[%s]}]}' "$tests" >"$report")";
-std::string report(const std::string& tests, int status) {
-  return "tests='" + tests + "'\n" + kReport + "\nexit " + std::to_string(status);
-}
-const std::string kOk = R"({"name":"chunk_gla_dense","status":"RUN","result":"COMPLETED"})";
-const std::string kSkip = R"({"name":"chunk_gla_dense","status":"RUN","result":"SKIPPED"})";
-const std::string kBad =
-    R"({"name":"chunk_gla_dense","status":"RUN","result":"COMPLETED","failures":[{"failure":"R is 3, limit 0.005"}]})";
-const std::string kList = "All/Gate.\\n  chunk_gla_dense  # GetParam() = 1\\n";
 
 TEST_F(Cli, GateGreenRedSkippedAndEmpty) {
   const std::string program = with_gate(kList, report(kOk, 0));

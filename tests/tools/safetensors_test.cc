@@ -77,8 +77,9 @@ TEST(SafeTensorsParse, HeaderLength) {
   ASSERT_FALSE(r.ok());
   EXPECT_EQ(r.status().message(), "F: header length: expected 8 bytes, got a file of 7");
   EXPECT_FALSE(SafeTensorsFile::parse({}, "F").ok());
-  expect_refused(Bytes("{}", 0, 3), "header length: expected at most 2, got 3");
-  expect_refused(Bytes("{}", 0, UINT64_MAX), "header length: expected at most 2, got 18446744073709551615");
+  expect_refused(Bytes("{}", 0, 3), "truncated: the first 8 bytes promise a header of 3 bytes, the file has 2 after");
+  expect_refused(Bytes("{}", 0, UINT64_MAX),
+                 "header length: expected at most 100000000, got 18446744073709551615: not a .safetensors file");
   expect_refused(Bytes("{}", 100'000'100, 100'000'001), "header length: expected at most 100000000, got 100000001");
   expect_refused(Bytes("", 0), "header: expected JSON");
 }
@@ -153,14 +154,18 @@ TEST(SafeTensorsParse, Shapes) {
 TEST(SafeTensorsParse, Offsets) {
   const std::string f32 = R"("F32")";
   expect_refused(Bytes(one(f32, "[1]", "[4,0]"), 8), "tensor 'x': data_offsets: expected begin <= end, got [4,0]");
-  expect_refused(Bytes(one(f32, "[2]", "[0,8]"), 4), "data_offsets: expected at most 4, got [0,8]");
-  expect_refused(Bytes(one(f32, "[1]", "[8,12]"), 4), "data_offsets: expected at most 4, got [8,12]");
+  expect_refused(Bytes(one(f32, "[2]", "[0,8]"), 4), "truncated: the header promises 8 bytes of data, the file has 4");
+  expect_refused(Bytes(one(f32, "[1]", "[8,12]"), 4),
+                 "truncated: the header promises 12 bytes of data, the file has 4");
+  expect_refused(Bytes(one(f32, "[1]", "[0,4]"), 7), "expected 4 bytes of data, as the header says, got 7: trailing");
+  expect_refused(Bytes("{}", 1), "expected 0 bytes of data, as the header says, got 1: trailing");
   expect_refused(Bytes(one(f32, "[2]", "[0,4]"), 8), "data_offsets: expected 8 bytes (F32 and shape), got 4");
   expect_refused(Bytes(one(f32, "[1]", "[0,8]"), 8), "data_offsets: expected 4 bytes (F32 and shape), got 8");
   expect_refused(Bytes(one(f32, "[1]", "[-4,0]"), 4), "data_offsets: expected two integers >= 0");
   expect_refused(Bytes(one(f32, "[1]", "[0]"), 4), "data_offsets: expected two integers >= 0");
   expect_refused(Bytes(one(f32, "[1]", "4"), 4), "data_offsets: expected two integers >= 0, got 4");
-  expect_refused(Bytes(one(f32, "[1]", "[18446744073709551612,18446744073709551615]"), 4), "expected at most 4");
+  expect_refused(Bytes(one(f32, "[1]", "[18446744073709551611,18446744073709551615]"), 4),
+                 "truncated: the header promises 18446744073709551615 bytes of data, the file has 4");
 
   const auto two = [](const char* a, const char* b) {
     return std::string(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":)") + a +
@@ -170,8 +175,10 @@ TEST(SafeTensorsParse, Offsets) {
                  "tensor 'b': data_offsets: expected a range of its own, got one that "
                  "overlaps tensor 'a'");
   expect_refused(Bytes(two("[0,8]", "[0,8]"), 8), "overlaps tensor");
-  Bytes hole(two("[20,28]", "[4,12]"), 32);
-  EXPECT_TRUE(SafeTensorsFile::parse(hole.span(), "F").ok());
+  expect_refused(Bytes(two("[20,28]", "[0,8]"), 28), "tensor 'a': data_offsets: expected to begin at 8, got 20: a gap");
+  expect_refused(Bytes(two("[4,12]", "[12,20]"), 20), "tensor 'a': data_offsets: expected to begin at 0, got 4: a gap");
+  Bytes other_order(two("[8,16]", "[0,8]"), 16);
+  EXPECT_TRUE(SafeTensorsFile::parse(other_order.span(), "F").ok());
   Bytes empty(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
               R"("b":{"dtype":"F32","shape":[0,5],"data_offsets":[4,4]}})",
               8);
@@ -193,7 +200,13 @@ TEST(SafeTensorsParse, Metadata) {
 
 TEST(SafeTensorsParse, LongAndOddNamesInMessages) {
   const std::string name = "a\\n" + std::string(500, 'b');
-  expect_refused(Bytes("{\"" + name + "\":1}", 0), "tensor 'a?" + std::string(78, 'b') + "...'");
+  expect_refused(Bytes("{\"" + name + "\":1}", 0), "tensor 'a\\n" + std::string(78, 'b') + "...'");
+  expect_refused(Bytes("{\"\\u001b[31m\\u009b2J\":1}", 0), "tensor '\\x1b[31m\\xc2\\x9b2J'");
+  EXPECT_EQ(SafeTensorsFile::parse({}, "a\x1b]0;b\x07")  // a file's name is text from outside as well
+                .status()
+                .message()
+                .substr(0, 14),
+            "a\\x1b]0;b\\x07:");
 }
 
 TEST(SafeTensorsParse, MisalignedDataIsCopied) {
@@ -360,6 +373,20 @@ TEST_F(SafeTensors, LinkStaysALink) {
   ASSERT_TRUE(write_safetensors(at("link"), {{"x", TensorView(x, {4})}}).ok());
   EXPECT_TRUE(fs::is_symlink(at("link")));
   EXPECT_TRUE((*SafeTensorsFile::open(at("f")))->tensors().contains("x"));
+
+  // A chain of relative links to a file that is not there yet.
+  fs::create_directory(at("d"));
+  fs::create_symlink("d/second", at("first"));
+  fs::create_symlink("third", at("d/second"));
+  ASSERT_TRUE(write_safetensors(at("first"), {{"x", TensorView(x, {4})}}).ok());
+  EXPECT_TRUE(fs::is_symlink(at("first")) && fs::is_symlink(at("d/second")));
+  EXPECT_TRUE((*SafeTensorsFile::open(at("d/third")))->tensors().contains("x"));
+
+  fs::create_symlink("b", at("a"));
+  fs::create_symlink("a", at("b"));
+  const Status s = write_safetensors(at("a"), {{"x", TensorView(x, {4})}});
+  EXPECT_EQ(s.message(), at("a").string() + ": expected a file, got a circle of links");
+  EXPECT_TRUE(fs::is_symlink(at("a")));
 }
 
 TEST_F(SafeTensors, ViewsOutliveTheReplacedFile) {

@@ -99,7 +99,7 @@ Result<File> read(const std::filesystem::path& path) {
     char* end = nullptr;
     const double s = std::strtod(it->second.c_str(), &end);
     if (*end != '\0' || !std::isfinite(s))
-      return f.error("metadata: scale: expected a number, got '" + printable(it->second) + "'");
+      return f.error("metadata: scale: expected a number, got '" + excerpt(it->second) + "'");
     f.scale = s;
   }
 
@@ -482,7 +482,7 @@ Result<std::vector<CheckResult>> check_file(const std::filesystem::path& path, c
     r.dtype = options.dtype;
     const Registry::Entry* e = ctx.registry().find(function);
     if (e == nullptr) {
-      r.reason = "no function " + printable(function) + " in this build";
+      r.reason = "no function " + excerpt(function) + " in this build";
     } else if (Status s = Runner(*file, *e, options, ctx, r).run(); !s) {
       return s;
     }

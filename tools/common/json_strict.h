@@ -10,20 +10,17 @@
 #include <vector>
 
 #include "fla/core/status.h"
+#include "fla/core/text.h"
 
 namespace fla::tools {
 
-// Text from outside for a message: at most 80 bytes, control characters as '?', no character of UTF-8 cut in two.
-inline std::string printable(std::string_view text) {
+// What a message shows of text that may be long: at most 80 bytes, no character of UTF-8 cut in two.
+inline std::string excerpt(std::string_view text) {
   std::size_t cut = 80;
   if (text.size() > cut) {
     while (cut > 0 && (static_cast<unsigned char>(text[cut]) & 0xc0) == 0x80) --cut;
   }
-  std::string s(text.substr(0, cut));
-  for (char& c : s) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  return text.size() > cut ? s + "..." : s;
+  return printable(text.substr(0, cut)) + (text.size() > cut ? "..." : "");
 }
 
 // The failing status has no file name in it: the caller knows that.
@@ -51,7 +48,7 @@ Result<Json> parse_json_strict(std::string_view text) {
   };
   try {
     Json j = Json::parse(text.begin(), text.end(), watch);
-    if (found) return Status(Code::InvalidArgument, "expected every name once, got '" + printable(twice) + "' twice");
+    if (found) return Status(Code::InvalidArgument, "expected every name once, got '" + excerpt(twice) + "' twice");
     return j;
   } catch (const typename Json::parse_error& e) {
     return Status(Code::InvalidArgument, "expected JSON, got an error at byte " + std::to_string(e.byte));

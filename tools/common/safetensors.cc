@@ -19,6 +19,7 @@
 #include <set>
 #include <system_error>
 
+#include "fla/core/text.h"
 #include "tools/common/json_strict.h"
 
 namespace fla::tools {
@@ -54,7 +55,7 @@ const TypeName* find_type(std::string_view name) {
 
 // What stands in a message for a JSON value: the number or text itself where that is short, else its kind.
 std::string describe(const Json& j) {
-  if (j.is_string()) return "'" + printable(j.get_ref<const std::string&>()) + "'";
+  if (j.is_string()) return "'" + excerpt(j.get_ref<const std::string&>()) + "'";
   if (j.is_number() || j.is_boolean()) return j.dump();
   return j.type_name();
 }
@@ -77,10 +78,12 @@ SafeTensorsFile::~SafeTensorsFile() {
   if (!mapping_.empty()) ::munmap(mapping_.data(), mapping_.size());
 }
 
-Status SafeTensorsFile::error(const std::string& what) const { return {Code::InvalidArgument, name_ + ": " + what}; }
+Status SafeTensorsFile::error(const std::string& what) const {
+  return {Code::InvalidArgument, printable(name_) + ": " + what};
+}
 
 Status SafeTensorsFile::error(std::string_view tensor_name, const std::string& what) const {
-  return error("tensor '" + printable(tensor_name) + "': " + what);
+  return error("tensor '" + excerpt(tensor_name) + "': " + what);
 }
 
 Result<TensorView> SafeTensorsFile::tensor(std::string_view tensor_name) const {
@@ -124,9 +127,13 @@ Status SafeTensorsFile::load(std::span<const std::byte> bytes) {
   }
   std::uint64_t length = 0;
   std::memcpy(&length, bytes.data(), kLengthBytes);
-  const std::uint64_t limit = std::min<std::uint64_t>(bytes.size() - kLengthBytes, kMaxHeader);
-  if (length > limit) {
-    return error("header length: expected at most " + std::to_string(limit) + ", got " + std::to_string(length));
+  if (length > kMaxHeader) {
+    return error("header length: expected at most " + std::to_string(kMaxHeader) + ", got " + std::to_string(length) +
+                 ": not a .safetensors file");
+  }
+  if (const std::size_t rest = bytes.size() - kLengthBytes; length > rest) {
+    return error("truncated: the first 8 bytes promise a header of " + std::to_string(length) +
+                 " bytes, the file has " + std::to_string(rest) + " after them");
   }
   const auto header_bytes = static_cast<std::size_t>(length);
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()) + kLengthBytes, header_bytes);
@@ -140,6 +147,9 @@ Status SafeTensorsFile::load(std::span<const std::byte> bytes) {
   struct Range {
     std::uint64_t begin, end;
     std::string name;
+    const TypeName* type;
+    std::array<std::int64_t, kMaxDims> dims;
+    std::size_t rank;
   };
   std::vector<Range> ranges;
   for (const auto& [tensor_name, entry] : header.items()) {
@@ -147,7 +157,7 @@ Status SafeTensorsFile::load(std::span<const std::byte> bytes) {
       if (!entry.is_object()) return error("__metadata__: expected an object, got " + describe(entry));
       for (const auto& [key, value] : entry.items()) {
         if (!value.is_string()) {
-          return error("__metadata__: '" + printable(key) + "': expected a string, got " + describe(value));
+          return error("__metadata__: '" + excerpt(key) + "': expected a string, got " + describe(value));
         }
         metadata_.emplace(key, value.get<std::string>());
       }
@@ -198,41 +208,59 @@ Status SafeTensorsFile::load(std::span<const std::byte> bytes) {
     const auto end = offsets[1].get<std::uint64_t>();
     const std::string got = "[" + std::to_string(begin) + "," + std::to_string(end) + "]";
     if (begin > end) return error(tensor_name, "data_offsets: expected begin <= end, got " + got);
-    if (end > data.size()) {
-      return error(tensor_name, "data_offsets: expected at most " + std::to_string(data.size()) + ", got " + got);
-    }
     if (end - begin != size_bytes) {
       return error(tensor_name, "data_offsets: expected " + std::to_string(size_bytes) + " bytes (" + type->name +
                                     " and shape), got " + std::to_string(end - begin));
     }
-    if (begin != end) ranges.push_back({begin, end, tensor_name});
+    ranges.push_back({begin, end, tensor_name, type, dims, shape.size()});
+  }
 
-    if (!type->dtype) {
-      unsupported_.emplace(tensor_name, type->name);
+  // The tensors fill the data, one after the other: bytes that belong to none could be anything.
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin != b.begin ? a.begin < b.begin : a.end < b.end; });
+  std::uint64_t promised = 0;
+  for (const Range& r : ranges) promised = std::max(promised, r.end);
+  if (promised > data.size()) {
+    return error("truncated: the header promises " + std::to_string(promised) + " bytes of data, the file has " +
+                 std::to_string(data.size()));
+  }
+  const Range* last = nullptr;
+  for (const Range& r : ranges) {
+    if (r.begin == r.end) continue;
+    const std::uint64_t free = last == nullptr ? 0 : last->end;
+    if (r.begin < free) {
+      return error(r.name, "data_offsets: expected a range of its own, got one that overlaps tensor '" +
+                               excerpt(last->name) + "'");
+    }
+    if (r.begin > free) {
+      return error(r.name, "data_offsets: expected to begin at " + std::to_string(free) + ", got " +
+                               std::to_string(r.begin) + ": a gap that belongs to no tensor");
+    }
+    last = &r;
+  }
+  if (promised < data.size()) {
+    return error("expected " + std::to_string(promised) + " bytes of data, as the header says, got " +
+                 std::to_string(data.size()) + ": trailing bytes");
+  }
+
+  for (const Range& r : ranges) {
+    if (!r.type->dtype) {
+      unsupported_.emplace(r.name, r.type->name);
       continue;
     }
-    void* p = const_cast<std::byte*>(data.data() + begin);
-    if (reinterpret_cast<std::uintptr_t>(p) % size_of(*type->dtype) != 0) {
-      std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[static_cast<std::size_t>(size_bytes)]);
+    const auto size = static_cast<std::size_t>(r.end - r.begin);
+    void* p = const_cast<std::byte*>(data.data() + r.begin);
+    if (reinterpret_cast<std::uintptr_t>(p) % size_of(*r.type->dtype) != 0) {
+      std::unique_ptr<std::byte[]> copy(new (std::nothrow) std::byte[size]);
       if (copy == nullptr) {
-        return {Code::OutOfMemory, name_ + ": tensor '" + printable(tensor_name) + "': no memory for " +
-                                       std::to_string(size_bytes) + " bytes"};
+        return {Code::OutOfMemory, printable(name_) + ": tensor '" + excerpt(r.name) + "': no memory for " +
+                                       std::to_string(size) + " bytes"};
       }
-      if (size_bytes > 0) std::memcpy(copy.get(), p, static_cast<std::size_t>(size_bytes));
+      if (size > 0) std::memcpy(copy.get(), p, size);
       copies_.push_back(std::move(copy));
       p = copies_.back().get();
     }
-    tensors_.emplace(tensor_name, TensorView(p, *type->dtype, std::span(dims.data(), shape.size())));
-  }
-
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (std::size_t i = 1; i < ranges.size(); ++i) {
-    const Range& a = ranges[i - 1];
-    const Range& b = ranges[i];
-    if (b.begin < a.end) {
-      return error(b.name, "data_offsets: expected a range of its own, got one that overlaps tensor '" +
-                               printable(a.name) + "'");
-    }
+    tensors_.emplace(r.name, TensorView(p, *r.type->dtype, std::span(r.dims.data(), r.rank)));
   }
   return {};
 }
@@ -302,15 +330,29 @@ class Writer {
 
 }  // namespace
 
+Result<std::filesystem::path> write_target(const std::filesystem::path& path) {
+  constexpr int kMostLinks = 40;  // as many as the system follows
+  std::filesystem::path target = path;
+  std::error_code ec;
+  for (int i = 0; std::filesystem::is_symlink(std::filesystem::symlink_status(target, ec)); ++i) {
+    if (i == kMostLinks)
+      return Status(Code::InvalidArgument, printable(path.string()) + ": expected a file, got a circle of links");
+    const std::filesystem::path next = std::filesystem::read_symlink(target, ec);
+    if (ec) return Status(Code::InvalidArgument, printable(path.string()) + ": cannot read the link: " + ec.message());
+    target = next.is_absolute() ? next : target.parent_path() / next;
+  }
+  return target;
+}
+
 Status write_safetensors(const std::filesystem::path& path,
                          const std::vector<std::pair<std::string, TensorView>>& tensors,
                          const std::map<std::string, std::string>& metadata) {
-  const std::string name = path.string();
+  const std::string name = printable(path.string());
   const auto bad = [&name](const std::string& what) { return Status(Code::InvalidArgument, name + ": " + what); };
 
   std::set<std::string_view> names;
   for (const auto& [tensor_name, t] : tensors) {
-    const std::string who = "tensor '" + printable(tensor_name) + "': ";
+    const std::string who = "tensor '" + excerpt(tensor_name) + "': ";
     if (tensor_name == kMetadata) return bad(who + "expected another name, got the format's own");
     if (!names.insert(tensor_name).second) return bad(who + "expected every name once, got it twice");
     if (!t.present()) return bad(who + "expected a tensor, got an absent one");
@@ -348,10 +390,11 @@ Status write_safetensors(const std::filesystem::path& path,
                std::to_string(header.size()));
   }
 
-  // A link stays a link; a device (/dev/null) must not be replaced by a file.
+  const Result<std::filesystem::path> resolved = write_target(path);
+  if (!resolved) return resolved.status();
+  const std::filesystem::path& target = *resolved;
   std::error_code ec;
-  std::filesystem::path target = std::filesystem::is_symlink(path, ec) ? std::filesystem::canonical(path, ec) : path;
-  if (target.empty()) target = path;
+  // A device (/dev/null) must not be replaced by a file.
   if (std::filesystem::exists(target, ec) && !std::filesystem::is_regular_file(target, ec)) {
     return bad("expected a regular file to replace, got something else");
   }

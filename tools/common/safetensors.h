@@ -52,6 +52,9 @@ class SafeTensorsFile {
   std::map<std::string, std::string> metadata_;
 };
 
+// The file that writing to `path` writes: where links lead, whether there is a file at their end or not.
+Result<std::filesystem::path> write_target(const std::filesystem::path& path);
+
 // Host tensors only; strided views are written contiguously. The file appears under its name when it is complete: a
 // write that fails leaves what was there before.
 Status write_safetensors(const std::filesystem::path& path,

@@ -22,7 +22,7 @@ constexpr std::int64_t kMaxElements = std::numeric_limits<std::int64_t>::max() /
 bool known(std::string_view key) { return std::find(std::begin(kKeys), std::end(kKeys), key) != std::end(kKeys); }
 
 std::string describe(const Json& j) {
-  if (j.is_string()) return "\"" + printable(j.get_ref<const std::string&>()) + "\"";
+  if (j.is_string()) return "\"" + excerpt(j.get_ref<const std::string&>()) + "\"";
   if (j.is_number() || j.is_boolean()) return j.dump();
   return j.type_name();
 }
@@ -64,7 +64,7 @@ Result<std::vector<NamedShape>> parse_custom_shapes(std::string_view json) {
   std::vector<NamedShape> shapes;
   for (const auto& [name, entry] : parsed->items()) {
     if (name.empty()) return bad("expected a name for every shape, got an empty one");
-    const std::string who = "'" + printable(name) + "': ";
+    const std::string who = "'" + excerpt(name) + "': ";
     if (!entry.is_object()) return bad(who + "expected an object of sizes, got " + describe(entry));
     NamedShape s;
     s.name = name;
@@ -80,7 +80,7 @@ Result<std::vector<NamedShape>> parse_custom_shapes(std::string_view json) {
         }
         continue;
       }
-      if (!known(key)) return bad(who + "expected " + kKeyList + " or cu_seqlens, got '" + printable(key) + "'");
+      if (!known(key)) return bad(who + "expected " + kKeyList + " or cu_seqlens, got '" + excerpt(key) + "'");
       if (std::int64_t n = 0; to_size(value, n)) {
         s.dims.emplace(key, n);
       } else {
@@ -100,14 +100,14 @@ Result<NamedShape> parse_shape_list(std::string_view text) {
     const std::size_t comma = text.find(',');
     const std::string_view item = text.substr(0, comma);
     const std::size_t equals = item.find('=');
-    if (equals == std::string_view::npos) return bad("expected KEY=SIZE, got '" + printable(item) + "'");
+    if (equals == std::string_view::npos) return bad("expected KEY=SIZE, got '" + excerpt(item) + "'");
     const std::string key(item.substr(0, equals));
     const std::string_view digits = item.substr(equals + 1);
-    if (!known(key)) return bad("expected " + std::string(kKeyList) + ", got '" + printable(key) + "'");
+    if (!known(key)) return bad("expected " + std::string(kKeyList) + ", got '" + excerpt(key) + "'");
     std::int64_t n = 0;
     const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), n);
     if (error != std::errc{} || end != digits.data() + digits.size() || n < 0 || n > kMaxDim) {
-      return bad(key + ": " + kRange + "'" + printable(digits) + "'");
+      return bad(key + ": " + kRange + "'" + excerpt(digits) + "'");
     }
     if (!s.dims.emplace(key, n).second) return bad(key + ": expected once, got it twice");
     if (comma == std::string_view::npos) break;
