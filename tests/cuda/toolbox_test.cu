@@ -1,6 +1,5 @@
-// The CUDA toolbox in the emulator: what tensor-core tiles compute, and that misuse is reported instead of passed.
-#include "fla/kernels/cuda/toolbox.cuh"
-
+// The CUDA toolbox: what tensor-core tiles, tiles in memory and warp functions compute. Runs on a GPU and in the
+// emulator.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -9,43 +8,33 @@
 #include <string>
 #include <vector>
 
+#include "fla/kernels/cuda/toolbox.cuh"
+#include "tests/cuda/device_array.h"
+
 namespace fla::cuda {
 namespace {
 
+std::vector<float> random_floats(std::size_t n, unsigned seed) {
+  std::mt19937 r(seed);
+  std::normal_distribution<float> d;
+  std::vector<float> v(n);
+  for (float& x : v) x = d(r);
+  return v;
+}
+
 template <typename T>
-class Buffer {
- public:
-  explicit Buffer(std::size_t n) : n_(n), memory_(n * sizeof(T)) {}
-  explicit Buffer(const std::vector<T>& v) : Buffer(v.size()) { memory_.upload(v.data()); }
-  T* data() const { return static_cast<T*>(memory_.data()); }
-  std::vector<T> get() const {
-    std::vector<T> v(n_);
-    memory_.download(v.data());
-    return v;
+T convert(float x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    return to_bf16(x);
+  } else {
+    return to_f16(x);
   }
-
- private:
-  std::size_t n_;
-  emulator::DeviceBuffer memory_;
-};
-
-// Sets the emulator's options for one test.
-class CudaEmulator : public ::testing::Test {
- protected:
-  ~CudaEmulator() override { emulator::options() = {}; }
-};
-
-std::string error(const Status& s) { return s.ok() ? "no error" : s.message(); }
-
-#define EXPECT_FAULT(status, text) \
-  EXPECT_NE(error(status).find(text), std::string::npos) << "expected '" << (text) << "', got: " << error(status)
+}
 
 template <typename T>
 std::vector<T> random_values(std::size_t n, unsigned seed) {
-  std::mt19937 r(seed);
-  std::normal_distribution<float> d;
-  std::vector<T> v(n);
-  for (T& x : v) x = from_f32<T>(d(r));
+  std::vector<T> v;
+  for (const float x : random_floats(n, seed)) v.push_back(convert<T>(x));
   return v;
 }
 
@@ -94,8 +83,8 @@ product_kernel(const T* a, const T* b, float* c) {
 template <typename T, Store A, Store B>
 void expect_product() {
   const auto a = random_values<T>(4096, 1), b = random_values<T>(4096, 2);
-  const Buffer<T> da(a), db(b);
-  const Buffer<float> dc(4096);
+  const DeviceArray<T> da(a), db(b);
+  const DeviceArray<float> dc(4096);
   const Status s =
       launch<product_kernel<T, A, B>>({.name = "product", .grid = {1}, .threads = 128, .shared_bytes = 2 * 64 * 72 * 2},
                                       {}, da.data(), db.data(), dc.data());
@@ -105,20 +94,19 @@ void expect_product() {
     for (std::size_t n = 0; n < 64; ++n) {
       double sum = 0;
       for (std::size_t k = 0; k < 64; ++k) {
-        sum += static_cast<double>(to_f32(a[A == Store::Plain ? m * 64 + k : k * 64 + m])) *
-               static_cast<double>(to_f32(b[B == Store::Plain ? n * 64 + k : k * 64 + n]));
+        sum += static_cast<double>(to_float(a[A == Store::Plain ? m * 64 + k : k * 64 + m])) *
+               static_cast<double>(to_float(b[B == Store::Plain ? n * 64 + k : k * 64 + n]));
       }
       ASSERT_NEAR(c[m * 64 + n], sum, 1e-4) << m << " " << n;
     }
   }
 }
 
-TEST_F(CudaEmulator, TileProductsOfEveryStorage) {
+TEST(CudaToolbox, TileProductsOfEveryStorage) {
   expect_product<bf16, Store::Plain, Store::Plain>();
   expect_product<bf16, Store::Transposed, Store::Plain>();
   expect_product<bf16, Store::Plain, Store::Transposed>();
   expect_product<f16, Store::Transposed, Store::Transposed>();
-  emulator::options().shuffle = true;
   expect_product<f16, Store::Plain, Store::Plain>();
 }
 
@@ -141,10 +129,10 @@ fragment_kernel(const bf16* a, const bf16* b, float* c) {
   c[(g + 8) * 8 + 2 * t + 1] = fc.x[3];
 }
 
-TEST_F(CudaEmulator, FragmentLayout) {
+TEST(CudaToolbox, FragmentLayout) {
   const auto a = random_values<bf16>(256, 3), b = random_values<bf16>(128, 4);
-  const Buffer<bf16> da(a), db(b);
-  const Buffer<float> dc(128);
+  const DeviceArray<bf16> da(a), db(b);
+  const DeviceArray<float> dc(128);
   const Status s =
       launch<fragment_kernel>({.name = "fragment", .grid = {1}, .threads = 32}, {}, da.data(), db.data(), dc.data());
   ASSERT_TRUE(s.ok()) << s.message();
@@ -152,7 +140,7 @@ TEST_F(CudaEmulator, FragmentLayout) {
   for (std::size_t m = 0; m < 16; ++m) {
     for (std::size_t n = 0; n < 8; ++n) {
       double sum = 0;
-      for (std::size_t k = 0; k < 16; ++k) sum += to_f32(a[m * 16 + k]) * to_f32(b[k * 8 + n]);
+      for (std::size_t k = 0; k < 16; ++k) sum += to_float(a[m * 16 + k]) * to_float(b[k * 8 + n]);
       EXPECT_NEAR(c[m * 8 + n], sum, 1e-5);
     }
   }
@@ -193,10 +181,10 @@ repack_kernel(const bf16* a, const bf16* b, const bf16* e, float* as_a, float* a
   }
 }
 
-TEST_F(CudaEmulator, AccumulatorsBecomeOperands) {
+TEST(CudaToolbox, AccumulatorsBecomeOperands) {
   const auto a = random_values<bf16>(256, 5), b = random_values<bf16>(256, 6), e = random_values<bf16>(256, 7);
-  const Buffer<bf16> da(a), db(b), de(e);
-  const Buffer<float> x(256), y(256), z(256);
+  const DeviceArray<bf16> da(a), db(b), de(e);
+  const DeviceArray<float> x(256), y(256), z(256);
   const Status s = launch<repack_kernel>({.name = "repack", .grid = {1}, .threads = 32, .shared_bytes = 2304}, {},
                                          da.data(), db.data(), de.data(), x.data(), y.data(), z.data());
   ASSERT_TRUE(s.ok()) << s.message();
@@ -205,9 +193,9 @@ TEST_F(CudaEmulator, AccumulatorsBecomeOperands) {
   for (std::size_t m = 0; m < 16; ++m) {
     for (std::size_t n = 0; n < 16; ++n) {
       float sum = 0;
-      for (std::size_t k = 0; k < 16; ++k) sum += to_f32(a[m * 16 + k]) * to_f32(b[k * 16 + n]);
-      p[m][n] = to_f32(from_f32<bf16>(sum));
-      f[m][n] = to_f32(e[m * 16 + n]);
+      for (std::size_t k = 0; k < 16; ++k) sum += to_float(a[m * 16 + k]) * to_float(b[k * 16 + n]);
+      p[m][n] = to_float(to_bf16(sum));
+      f[m][n] = to_float(e[m * 16 + n]);
     }
   }
   for (std::size_t m = 0; m < 16; ++m) {
@@ -250,9 +238,9 @@ tf32_kernel(const float* a, const float* b, float* once, float* thrice) {
   }
 }
 
-TEST_F(CudaEmulator, Tf32AndItsSplit) {
-  const auto a = random_values<float>(128, 8), b = random_values<float>(64, 9);
-  const Buffer<float> da(a), db(b), once(128), thrice(128);
+TEST(CudaToolbox, Tf32AndItsSplit) {
+  const auto a = random_floats(128, 8), b = random_floats(64, 9);
+  const DeviceArray<float> da(a), db(b), once(128), thrice(128);
   const Status s = launch<tf32_kernel>({.name = "tf32", .grid = {1}, .threads = 32, .shared_bytes = 768}, {}, da.data(),
                                        db.data(), once.data(), thrice.data());
   ASSERT_TRUE(s.ok()) << s.message();
@@ -285,11 +273,11 @@ tile_kernel(const bf16* a, bf16* whole, bf16* part) {
   store_tile<VECTOR, 16, 32>(part, 32, 1, s, 40, 9, 21, thread_id(), 64);
 }
 
-TEST_F(CudaEmulator, RaggedTiles) {
+TEST(CudaToolbox, RaggedTiles) {
   const auto a = random_values<bf16>(11 * 48, 10);
-  const Buffer<bf16> da(a);
+  const DeviceArray<bf16> da(a);
   for (const bool vector : {false, true}) {
-    const Buffer<bf16> whole(16 * 32), part(16 * 32);
+    const DeviceArray<bf16> whole(16 * 32), part(16 * 32);
     const Launch l{.name = "tile", .grid = {1}, .threads = 64, .shared_bytes = 16 * 40 * 2};
     const Status s = vector ? launch<tile_kernel<true>>(l, {}, da.data(), whole.data(), part.data())
                             : launch<tile_kernel<false>>(l, {}, da.data(), whole.data(), part.data());
@@ -313,11 +301,11 @@ warp_kernel(float* sum, float* prefix, float* rest, std::uint32_t* votes) {
   votes[thread_id()] = ballot(thread_id() % 3 == 0);
 }
 
-TEST_F(CudaEmulator, WarpExchange) {
-  const Buffer<float> sum(64), prefix(64), rest(64);
-  const Buffer<std::uint32_t> votes(64);
-  for (const bool shuffle : {false, true}) {
-    emulator::options().shuffle = shuffle;
+TEST(CudaToolbox, WarpExchange) {
+  const DeviceArray<float> sum(64), prefix(64), rest(64);
+  const DeviceArray<std::uint32_t> votes(64);
+  for (int order = 0; order < kOrders; ++order) {
+    use_order(order);
     const Status s = launch<warp_kernel>({.name = "warp", .grid = {1}, .threads = 64}, {}, sum.data(), prefix.data(),
                                          rest.data(), votes.data());
     ASSERT_TRUE(s.ok()) << s.message();
@@ -341,10 +329,10 @@ grid_kernel(int* hits) {
   hits[(block_z() * grid_y() + block_y()) * grid_x() + block_x()] += 1;
 }
 
-TEST_F(CudaEmulator, EveryBlockRunsOnce) {
-  for (const bool shuffle : {false, true}) {
-    emulator::options().shuffle = shuffle;
-    const Buffer<int> hits(std::vector<int>(30, 0));
+TEST(CudaToolbox, EveryBlockRunsOnce) {
+  for (int order = 0; order < kOrders; ++order) {
+    use_order(order);
+    const DeviceArray<int> hits(std::vector<int>(30, 0));
     const Status s = launch<grid_kernel>({.name = "grid", .grid = {5, 3, 2}, .threads = 32}, {}, hits.data());
     ASSERT_TRUE(s.ok()) << s.message();
     EXPECT_EQ(hits.get(), std::vector<int>(30, 1));
@@ -352,251 +340,43 @@ TEST_F(CudaEmulator, EveryBlockRunsOnce) {
   EXPECT_TRUE(launch<grid_kernel>({.name = "grid", .grid = {0}, .threads = 32}, {}, static_cast<int*>(nullptr)).ok());
 }
 
-TEST_F(CudaEmulator, RefusesImpossibleLaunches) {
-  int* const none = nullptr;
-  EXPECT_FAULT(launch<grid_kernel>({.name = "grid", .grid = {1, 70000}, .threads = 32}, {}, none), "grid");
-  EXPECT_FAULT(launch<grid_kernel>({.name = "grid", .grid = {1}, .threads = 48}, {}, none), "multiple of 32");
-  EXPECT_FAULT(launch<grid_kernel>({.name = "grid", .grid = {1}, .threads = 32, .shared_bytes = 300000}, {}, none),
-               "shared memory");
+FLA_KERNEL(32, 1)
+scalar_kernel(const float* in, int n, std::uint32_t* bf16s, std::uint32_t* f16s, float* tf32s, float* powers) {
+  for (int i = thread_id(); i < n; i += block_threads()) {
+    bf16s[i] = pack2<bf16>(in[i], -in[i]);
+    f16s[i] = pack2<f16>(in[i], -in[i]);
+    tf32s[i] = to_tf32(in[i]);
+    powers[i] = exp2_approx(in[i]);
+  }
 }
 
-// ---- faults: one kernel, one misuse by number
-
-enum Misuse {
-  kNone,
-  kReadWithoutBarrier,
-  kWriteAfterRead,
-  kWriteTwice,
-  kNeighbourWithoutSyncWarp,
-  kNeighbourWithSyncWarp,
-  kSyncInOneBranch,
-  kSyncAtTwoPlaces,
-  kWarpFunctionInOneBranch,
-  kTwoWarpFunctions,
-  kReturnBeforeSync,
-  kProducerConsumer,
-  kProducerWithoutArrive,
-  kBarrierCounts,
-  kCopyWithoutWait,
-  kCopyWaitTooEarly,
-  kCopyWithoutBarrier,
-  kCopyOverRead,
-  kCopySecondStage,
-  kUnwritten,
-  kSharedIndex,
-  kSharedArray,
-  kSharedVector,
-  kGlobalIndex,
-  kGlobalVector,
-  kDeepStack,
-};
-
-int deep(volatile int* p, int n) {
-  volatile int room[1024];
-  room[n % 1024] = *p + n;
-  return n == 0 ? room[0] : deep(room + n % 1024, n - 1) + room[n % 1024];
-}
-
-FLA_KERNEL(64, 1)
-misuse_kernel(Misuse what, const float* in, float* out) {
-  const int t = thread_id();
-  const Shared<float> s = shared<float>(0, 64);
-  const auto copy = [&](int stage) {
-    cp_async<4>(s + t, in + 64 * stage + t, 4);
-    cp_async_commit();
-  };
-  switch (what) {
-    case kNone:
-      s[t] = in[t];
-      sync_threads();
-      out[t] = s[63 - t];
-      break;
-    case kReadWithoutBarrier:
-      s[t] = in[t];
-      out[t] = s[63 - t];
-      break;
-    case kWriteAfterRead:
-      s[t] = in[t];
-      sync_threads();
-      out[t] = s[63 - t];
-      s[t] = 1.0F;
-      break;
-    case kWriteTwice: s[t / 2] = in[t]; break;
-    case kNeighbourWithoutSyncWarp:
-    case kNeighbourWithSyncWarp:
-      s[t] = in[t];
-      if (what == kNeighbourWithSyncWarp) sync_warp();
-      out[t] = s[t ^ 1];
-      break;
-    case kSyncInOneBranch:
-      if (t < 32) sync_threads();
-      barrier_sync(1, 64);
-      break;
-    case kSyncAtTwoPlaces:
-      if (t % 2 == 0) {
-        sync_threads();
-      } else {
-        sync_threads();
-      }
-      break;
-    case kWarpFunctionInOneBranch:
-      if (t % 32 < 7) out[t] = shuffle(in[t], 0);
-      break;
-    case kTwoWarpFunctions: out[t] = t % 2 == 0 ? shuffle(in[t], 0) : shuffle_xor(in[t], 1); break;
-    case kReturnBeforeSync:
-      if (t >= 40) return;
-      sync_threads();
-      out[t] = 1.0F;
-      break;
-    case kProducerConsumer:
-    case kProducerWithoutArrive:
-      if (t < 32) {
-        s[t] = in[t];
-        if (what == kProducerConsumer) barrier_arrive(3, 64);
-      } else {
-        barrier_sync(3, 64);
-        out[t] = s[63 - t];
-      }
-      break;
-    case kBarrierCounts: barrier_sync(2, t < 32 ? 32 : 64); break;
-    case kCopyWithoutWait:
-      copy(0);
-      out[t] = s[t];
-      break;
-    case kCopyWaitTooEarly:
-      copy(0);
-      cp_async_wait<1>();
-      out[t] = s[t];
-      break;
-    case kCopyWithoutBarrier:
-      copy(0);
-      cp_async_wait<0>();
-      out[t] = s[63 - t];
-      break;
-    case kCopyOverRead:
-      s[t] = in[t];
-      sync_threads();
-      out[t] = s[63 - t];
-      copy(1);
-      cp_async_wait<0>();
-      break;
-    case kCopySecondStage:
-      copy(0);
-      cp_async_wait<0>();
-      sync_threads();
-      out[t] = s[63 - t];
-      sync_threads();
-      copy(1);
-      cp_async_wait<0>();
-      sync_threads();
-      out[t] += s[63 - t];
-      break;
-    case kUnwritten: out[t] = s[t]; break;
-    case kSharedIndex: s[t + 1] = in[t]; break;
-    case kSharedArray: shared<float>(128, 64)[0] = 1.0F; break;
-    case kSharedVector: s.store_vec<4>(2, Vec<float, 4>{}); break;
-    case kGlobalIndex: out[t + 1] = in[t]; break;
-    case kGlobalVector: store_global<4>(out + 1, load_global<4>(in)); break;
-    case kDeepStack: {
-      volatile int first = 0;
-      out[t] = static_cast<float>(deep(&first, 1000));
-      break;
+TEST(CudaToolbox, Scalars) {
+  const std::vector<float> x = {0.0F, -0.0F, 1.0F, 1.00390625F, -3.1415926F, 120.0F, 1e-6F, -127.5F, -1000.0F, 3e38F};
+  const DeviceArray<float> in(x), tf32s(x.size()), powers(x.size());
+  const DeviceArray<std::uint32_t> bf16s(x.size()), f16s(x.size());
+  const Status s =
+      launch<scalar_kernel>({.name = "scalar", .grid = {1}, .threads = 32}, {}, in.data(), static_cast<int>(x.size()),
+                            bf16s.data(), f16s.data(), tf32s.data(), powers.data());
+  ASSERT_TRUE(s.ok()) << s.message();
+  const auto b = bf16s.get(), h = f16s.get();
+  const auto t = tf32s.get(), p = powers.get();
+  for (std::size_t i = 0; i < x.size(); ++i) {
+    EXPECT_EQ(b[i], std::uint32_t{to_bf16(x[i]).bits} | std::uint32_t{to_bf16(-x[i]).bits} << 16);
+    EXPECT_EQ(h[i], std::uint32_t{to_f16(x[i]).bits} | std::uint32_t{to_f16(-x[i]).bits} << 16);
+    EXPECT_NEAR(t[i], x[i], std::fabs(x[i]) * 0x1p-11F);
+    EXPECT_EQ(std::bit_cast<std::uint32_t>(t[i]) & 0x1fffU, 0U);
+    const double power = std::exp2(static_cast<double>(x[i]));
+    if (power < 0x1p-126) {
+      EXPECT_EQ(p[i], 0.0F);
+    } else if (power < 3e38) {
+      EXPECT_NEAR(p[i] / power, 1.0, 3e-7);
+    } else {
+      EXPECT_TRUE(std::isinf(p[i]));
     }
   }
 }
 
-class CudaMisuse : public CudaEmulator {
- protected:
-  Status run(Misuse what) {
-    return launch<misuse_kernel>({.name = "misuse", .grid = {1}, .threads = 64, .shared_bytes = 256}, {}, what,
-                                 in_.data(), out_.data());
-  }
-  Buffer<float> in_{random_values<float>(128, 11)}, out_{64};
-};
-
-TEST_F(CudaMisuse, RightProgramsPass) {
-  for (const std::uint64_t seed : {0, 1, 2, 3}) {
-    emulator::options().shuffle = seed != 0;
-    emulator::options().seed = seed;
-    for (const Misuse ok : {kNone, kNeighbourWithSyncWarp, kReturnBeforeSync, kProducerConsumer, kCopySecondStage}) {
-      EXPECT_EQ(error(run(ok)), "no error") << ok;
-    }
-  }
-  ASSERT_TRUE(run(kNone).ok());
-  const auto in = in_.get();
-  auto out = out_.get();
-  for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(out[i], in[63 - i]);
-  ASSERT_TRUE(run(kCopySecondStage).ok());
-  out = out_.get();
-  for (std::size_t i = 0; i < 64; ++i) EXPECT_EQ(out[i], in[63 - i] + in[127 - i]);
-}
-
-TEST_F(CudaMisuse, Races) {
-  for (const bool shuffle : {false, true}) {
-    emulator::options().shuffle = shuffle;
-    // Who comes first decides whether it is seen as a race or as a read of what nobody wrote.
-    emulator::options().unwritten = false;
-    EXPECT_FAULT(run(kReadWithoutBarrier), "no barrier between");
-    EXPECT_FAULT(run(kWriteAfterRead), "no barrier between");
-    EXPECT_FAULT(run(kWriteTwice), "wrote with no barrier between");
-    EXPECT_FAULT(run(kNeighbourWithoutSyncWarp), "no barrier between");
-    EXPECT_FAULT(run(kCopyOverRead), "no barrier between");
-  }
-  emulator::options().races = false;
-  EXPECT_EQ(error(run(kWriteTwice)), "no error");
-}
-
-TEST_F(CudaMisuse, BarriersThatNeverOpen) {
-  for (const bool shuffle : {false, true}) {
-    emulator::options().shuffle = shuffle;
-    EXPECT_FAULT(run(kSyncInOneBranch),
-                 "deadlock: 32 threads (first 32) wait in barrier 1; 32 threads (first 0) wait in sync_threads");
-    EXPECT_FAULT(run(kSyncAtTwoPlaces), "divergent sync_threads");
-    EXPECT_FAULT(run(kWarpFunctionInOneBranch), "deadlock: 14 threads (first 0) wait in shuffle; 50 have returned");
-    EXPECT_FAULT(run(kTwoWarpFunctions), "divergent warp");
-    EXPECT_FAULT(run(kProducerWithoutArrive), "deadlock: 32 threads (first 32) wait in barrier 3");
-  }
-  EXPECT_FAULT(run(kBarrierCounts), "barrier 2");
-}
-
-TEST_F(CudaMisuse, AsynchronousCopies) {
-  EXPECT_FAULT(run(kCopyWithoutWait), "cp.async of thread 0 (warp 0, lane 0) is not waited for");
-  EXPECT_FAULT(run(kCopyWaitTooEarly), "is not waited for");
-  emulator::options().unwritten = false;
-  EXPECT_FAULT(run(kCopyWithoutBarrier), "no barrier between");
-  emulator::options().shuffle = true;
-  EXPECT_FAULT(run(kCopyWithoutWait), "is not waited for");
-}
-
-TEST_F(CudaMisuse, Addresses) {
-  EXPECT_FAULT(run(kUnwritten), "which nobody wrote");
-  EXPECT_FAULT(run(kSharedIndex), "thread 63 (warp 1, lane 31): element 64 of a shared array of 64");
-  EXPECT_FAULT(run(kSharedArray), "shared array of bytes 128 to 384 of 256");
-  EXPECT_FAULT(run(kSharedVector), "no multiple of 16");
-  EXPECT_FAULT(run(kGlobalIndex),
-               "thread 63 (warp 1, lane 31): global memory access out of bounds: byte 256 of a buffer of 256");
-  EXPECT_FAULT(run(kGlobalVector), "no multiple of 16");
-}
-
-TEST_F(CudaMisuse, StackOverflow) { EXPECT_FAULT(run(kDeepStack), "stack overflow"); }
-
-TEST_F(CudaMisuse, TheNextLaunchIsSound) {
-  EXPECT_FALSE(run(kSyncInOneBranch).ok());
-  EXPECT_EQ(error(run(kNone)), "no error");
-}
-
-TEST(CudaScalars, Conversions) {
-  for (const float x : {0.0F, -0.0F, 1.0F, 1.00390625F, -3.1415926F, 65504.0F, 1e-6F, 3e38F}) {
-    EXPECT_EQ(pack2<bf16>(x, -x), std::uint32_t{to_bf16(x).bits} | std::uint32_t{to_bf16(-x).bits} << 16);
-    EXPECT_EQ(pack2<f16>(x, -x), std::uint32_t{to_f16(x).bits} | std::uint32_t{to_f16(-x).bits} << 16);
-    EXPECT_NEAR(to_tf32(x), x, std::fabs(x) * 0x1p-11F);
-    EXPECT_EQ(float_to_bits(to_tf32(x)) & 0x1fffU, 0U);
-  }
-  EXPECT_EQ(exp2_approx(-127.5F), 0.0F);
-  EXPECT_EQ(exp2_approx(3.0F), 8.0F);
-}
-
-TEST(CudaViews, Vectorizable) {
+TEST(CudaToolbox, Vectorizable) {
   alignas(16) bf16 data[256];
   EXPECT_TRUE(vectorizable(TensorView(data, {2, 4, 32})));
   EXPECT_TRUE(vectorizable(TensorView(data, {1, 3})));
