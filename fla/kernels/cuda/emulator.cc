@@ -214,7 +214,7 @@ class Machine {
   Fiber& me() { return fibers_[static_cast<std::size_t>(self_.thread)]; }
   int pick();
   void wake(int thread) { ready_.push_back(thread); }
-  void wait(Place place) {
+  void wait(const Place& place) {
     me().place = place;
     leave(false);
   }
