@@ -3,8 +3,9 @@ OP ?= chunk_gla
 PREFIX ?= /usr/local
 FUZZ_SECONDS ?= 60
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CUDA_ARCHITECTURES ?=
 
-.PHONY: help build verify test bench cuda asan tsan fuzz neon format lint install package-test clean
+.PHONY: help build verify test bench cuda cuda-resources asan tsan fuzz neon format lint install package-test clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,7 +14,8 @@ help:
 	@echo "make bench [OP=chunk_gla]      the benchmark alone"
 	@echo "make build                     the release build alone: build/release/bin/fla"
 	@echo "make install [PREFIX=DIR]      build, and install into $(PREFIX) unless told otherwise"
-	@echo "make cuda                      build with CUDA: build/cuda/bin/fla"
+	@echo "make cuda                      build with CUDA: build/cuda/bin/fla; CUDA_ARCHITECTURES=90a-real for one GPU alone"
+	@echo "make cuda-resources            registers, shared memory and spills of every CUDA kernel"
 	@echo "make asan | tsan | neon        tests under the sanitizers; on 64-bit Arm under qemu-user"
 	@echo "make fuzz [FUZZ_SECONDS=60]    each fuzz target for that long"
 	@echo "make format | lint             the formatter; static checks and banned constructs"
@@ -51,7 +53,11 @@ package-test: build
 
 cuda:
 	$(call deps,build test)
+	@[ -z "$(CUDA_ARCHITECTURES)" ] || cmake --preset cuda -Wno-dev -DFLA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
 	$(call build,cuda)
+
+cuda-resources:
+	scripts/cuda-resources.sh
 
 asan:
 	$(call deps,build test)

@@ -36,24 +36,25 @@ endif()
 
 add_library(fla_options INTERFACE)
 target_compile_features(fla_options INTERFACE cxx_std_20)
-target_compile_options(fla_options INTERFACE
+set(flags
   # No -march: Highway picks the instruction set at run time. No contraction: which products are fused is written in the
   # source, so vector bodies, scalar tails and every target round alike.
   -ffp-contract=off
   # Designated initialisers name what differs from a member's default; leaving the rest out is the point of them.
   -Wall -Wextra -Wshadow -Wpedantic -Wno-missing-field-initializers
   $<$<BOOL:${FLA_WERROR}>:-Werror>)
-if(fla_sanitize OR CMAKE_BUILD_TYPE STREQUAL Debug)
-  target_compile_definitions(fla_options INTERFACE _GLIBCXX_ASSERTIONS)
-endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
   if(CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    target_compile_options(fla_options INTERFACE -Wno-restrict)  # g++ 12 reports std::string's own code
+    list(APPEND flags -Wno-restrict)  # g++ 12 reports std::string's own code
   endif()
   if(fla_sanitize)
     # Instrumentation hides initialisations and bounds from these two.
-    target_compile_options(fla_options INTERFACE -Wno-maybe-uninitialized -Wno-stringop-overflow)
+    list(APPEND flags -Wno-maybe-uninitialized -Wno-stringop-overflow)
   endif()
+endif()
+target_compile_options(fla_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${flags}>")
+if(fla_sanitize OR CMAKE_BUILD_TYPE STREQUAL Debug)
+  target_compile_definitions(fla_options INTERFACE _GLIBCXX_ASSERTIONS)
 endif()
 
 # fla/fla.h and fla/core/dlpack.h show DLPack's structs.
@@ -70,5 +71,6 @@ function(fla_include_root target)
   if(fla_dlpack_include)
     target_include_directories(${target} SYSTEM PUBLIC $<BUILD_INTERFACE:${fla_dlpack_include}>)
   endif()
-  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
 endfunction()

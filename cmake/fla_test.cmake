@@ -1,16 +1,20 @@
-# fla_test(NAME SOURCES FILE... [SHARDS N])
+# fla_test(NAME SOURCES FILE... [SHARDS N] [NO_MAIN])
 #
 # A GoogleTest program build/<preset>/bin/NAME and its ctest entries, run from the repository's root: one, or N that each
-# run a part of the tests so that ctest -j uses N cores. Without sources there is no target. A run that selects nothing fails.
+# run a part of the tests so that ctest -j uses N cores. NO_MAIN: the sources have a main of their own. Without sources
+# there is no target. A run that selects nothing fails.
 function(fla_test name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "SHARDS" "SOURCES")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "NO_MAIN" "SHARDS" "SOURCES")
   if(NOT arg_SOURCES)
     message(STATUS "fla: no sources for ${name}, skipped")
     return()
   endif()
   add_executable(${name} ${arg_SOURCES})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${fla_BINARY_DIR}/bin)
-  target_link_libraries(${name} PRIVATE fla_options fla_tools_common GTest::gtest GTest::gtest_main)
+  target_link_libraries(${name} PRIVATE fla_options fla_tools_common GTest::gtest)
+  if(NOT arg_NO_MAIN)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  endif()
   if(TARGET rapidcheck)
     target_link_libraries(${name} PRIVATE rapidcheck)
   endif()

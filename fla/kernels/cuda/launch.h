@@ -1,0 +1,37 @@
+// The part of the machine (simt.cuh) that host code and both of its forms share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "fla/core/device.h"
+#include "fla/core/dtype.h"
+#include "fla/core/status.h"
+
+namespace fla::cuda {
+
+struct Dim3 {
+  std::int64_t x = 1, y = 1, z = 1;
+};
+
+// Most blocks of a grid's axes; y and z are short, so large counts belong into x.
+inline constexpr std::int64_t kMaxGridX = 2147483647;
+inline constexpr std::int64_t kMaxGridYZ = 65535;
+
+struct Launch {
+  const char* name;  // of the kernel, for messages
+  Dim3 grid;
+  int threads = 128;             // per block, a multiple of 32
+  std::size_t shared_bytes = 0;  // dynamic shared memory of a block
+};
+
+// N elements that are loaded and stored as one access.
+template <typename T, int N>
+struct alignas(sizeof(T) * N) Vec {
+  T x[N];
+};
+
+// The limits of a device, cached; Unsupported without a driver.
+Result<DeviceInfo> device_info(int index);
+
+}  // namespace fla::cuda
