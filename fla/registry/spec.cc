@@ -200,7 +200,8 @@ struct Checker {
       const std::string& s = spec.dim_symbol(a, static_cast<std::size_t>(i), args);
       if (s == "N" && !dims.has("N") && dims.has("B")) dims.set("N", dims["B"]);
       const std::int64_t want = symbol_value(s);
-      const bool composite = s == "N+1" || s.find('*') != std::string::npos || spec.derived.contains(s);
+      // A derived size is unknown when the boundaries are on a device, or wrong, which is refused by their name.
+      const bool composite = s == "N+1" || s.find('*') != std::string::npos;
       if (want >= 0 ? want != t.dim(i) : composite) return bad(a.name, expected_shape(a, t));
       if (want < 0) {
         dims.set(s, t.dim(i));
@@ -240,6 +241,10 @@ struct Checker {
       if (f.required && std::holds_alternative<std::monostate>(v)) return bad(f.name, "required, but not given");
       if (const auto* d = std::get_if<double>(&v)) {
         if (!std::isfinite(*d)) return bad(f.name, "must be finite, got " + to_string(v));
+        if (f.sign == FlagSpec::Sign::Positive && !(*d > 0.0))
+          return bad(f.name, "must be above 0, got " + to_string(v));
+        if (f.sign == FlagSpec::Sign::Negative && !(*d < 0.0))
+          return bad(f.name, "must be below 0, got " + to_string(v));
         if (*d < f.min || *d > f.max)
           return bad(f.name, "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max}) +
                                  ", got " + to_string(v));

@@ -23,10 +23,12 @@ namespace fla {
 
 // How tools make an input. The benchmark uses the plain form; the gate adds the regimes of a log gate.
 struct Gen {
-  enum class Kind : std::uint8_t { Normal, AbsNormal, LogSigmoid, Sigmoid, UnitRows, NegUniform, None };
+  // Against: rows of the input `of`, each times a number in (-1, 0).
+  enum class Kind : std::uint8_t { Normal, AbsNormal, LogSigmoid, Sigmoid, UnitRows, NegUniform, Against, None };
   Kind kind = Kind::Normal;
   double min = -1e30;  // LogSigmoid: lower clamp. NegUniform: values in [min, 0]
   double scale = 1.0;  // factor on Normal
+  std::string of{};    // Against
   bool log_gate() const { return kind == Kind::LogSigmoid || kind == Kind::NegUniform; }
 };
 
@@ -60,6 +62,7 @@ struct ArgSpec {
   std::vector<std::vector<std::string>> other_dims;  // further shapes it may have, each of a rank of its own
   bool required = false;
   bool grad = false;         // an input whose gradient the backward gives
+  std::string together;      // a flag that has to come with it
   std::string requested_by;  // an output that a caller by name gets only with this flag; empty: always
   std::string swapped_by;    // a bool flag that swaps the last two axes (state_v_first); empty: none
   Gen gen;
@@ -77,9 +80,13 @@ struct FlagSpec {
   FlagValue def{};        // monostate: none (see doc for what stands in)
   bool required = false;  // no default exists
   double min = -1e308, max = 1e308;
+  enum class Sign : std::uint8_t { Any, Positive, Negative };
+  Sign sign = Sign::Any;
   bool power_of_two = false;
   bool takes_none = false;                             // none is a value of its own, not the default
   std::string retired_for{};                           // an old name of the flag named here
+  std::string together{};                              // an input or flag that has to come with it
+  std::string excludes{};                              // a flag that cannot come with it
   std::function<void(void*, const FlagValue&)> set{};  // empty: the flag only asks for an output
   std::function<FlagValue(const void*)> value{};
 };
@@ -342,6 +349,25 @@ class OpSpec {
     fwd_.max_dim[symbol] = bwd_.max_dim[symbol] = most;
     return *this;
   }
+  // Legal values of a number are all above 0, or all below.
+  OpSpec& positive(std::string_view flag) { return with_sign(flag, FlagSpec::Sign::Positive); }
+  OpSpec& negative(std::string_view flag) { return with_sign(flag, FlagSpec::Sign::Negative); }
+  // Neither makes sense without the other; what exactly is refused is said by .check.
+  OpSpec& together(std::string_view name, const std::string& with) {
+    for (FunctionSpec* s : {&fwd_, &bwd_}) {
+      for (auto& a : s->args)
+        if (a.name == name) a.together = with;
+      for (auto& f : s->flags)
+        if (f.name == name) f.together = with;
+    }
+    return *this;
+  }
+  OpSpec& excludes(std::string_view flag, const std::string& other) {
+    for (FunctionSpec* s : {&fwd_, &bwd_})
+      for (auto& f : s->flags)
+        if (f.name == flag) f.excludes = other;
+    return *this;
+  }
   // A size that no input's shape tells.
   OpSpec& derive(const std::string& symbol, std::function<std::int64_t(const F&, const Dims&)> fn) {
     fwd_.derived[symbol] = [fn](const void* a, const Dims& d) { return fn(*static_cast<const F*>(a), d); };
@@ -425,6 +451,12 @@ class OpSpec {
       return a.role != Role::Input ? 1 + static_cast<int>(a.role) : a.types == Types::Index ? 1 : 0;
     };
     std::stable_sort(args.begin(), args.end(), [&](const ArgSpec& a, const ArgSpec& b) { return rank(a) < rank(b); });
+  }
+  OpSpec& with_sign(std::string_view flag, FlagSpec::Sign sign) {
+    for (FunctionSpec* s : {&fwd_, &bwd_})
+      for (auto& f : s->flags)
+        if (f.name == flag) f.sign = sign;
+    return *this;
   }
   static std::vector<std::string> split(std::string_view dims) {
     std::vector<std::string> symbols;

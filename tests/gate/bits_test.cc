@@ -13,7 +13,7 @@
 namespace fla::gate {
 namespace {
 
-Case with_state(const Case& c) { return c.takes("initial_state") ? c.with("initial_state") : c; }
+Case with_state(const Case& c) { return with_states(c); }
 
 std::vector<Case> cases(const FunctionSpec& spec) {
   std::vector<Case> list = {with_state(make_case(spec.name, sizes(2, 70, 2, 20, 33))),
@@ -31,9 +31,10 @@ Outcome run(const Case& c, const Context& ctx, bool backward, const RunOptions& 
   return backward ? c.run_backward(ctx, o) : c.run(ctx, o);
 }
 
-int time_axis(const ArgSpec& a) {
-  const auto it = std::ranges::find(a.dims, "T");
-  return it == a.dims.end() ? -1 : static_cast<int>(it - a.dims.begin());
+int time_axis(const Case& c, const ArgSpec& a) {
+  for (std::size_t i = 0; i < a.dims.size(); ++i)
+    if (c.rows_of(a, i, "T") > 0) return static_cast<int>(i);
+  return -1;
 }
 
 // Every timed input from token t on (before t in reverse) becomes something else.
@@ -41,10 +42,11 @@ Case change(const Case& c, std::int64_t begin, std::int64_t end, double with) {
   Case changed = c;
   for (const auto& name : c.input_names()) {
     const ArgSpec& a = *c.spec().find_arg(name);
-    const int axis = time_axis(a);
+    const int axis = time_axis(c, a);
     if (axis < 0) continue;
+    const std::int64_t rows = c.rows_of(a, static_cast<std::size_t>(axis), "T");
     const Buffer b = tools::clone(c.input(name));
-    tools::fill(tools::slice(b.view(), axis, begin, end - begin),
+    tools::fill(tools::slice(b.view(), axis, rows * begin, rows * (end - begin)),
                 a.gen.log_gate() || name == "gv" ? -std::abs(with) : with);
     changed = changed.with(name, b.view());
   }
@@ -59,7 +61,7 @@ void Causal(const Registry::Entry& e) {
     for (const GateRegime regime : {GateRegime::Plain, GateRegime::Extreme, GateRegime::Mild}) {
       std::vector<Case> list = {with_state(make_case(e.spec.name, sizes(1, T, 2, 20, 33), {.regime = regime}))};
       if (list[0].has_flag("reverse")) list.push_back(list[0].flag("reverse", true));
-      if (list[0].has_flag("chunk_size")) list.push_back(list[0].flag("chunk_size", std::int64_t{32}));
+      if (list[0].has_flag("chunk_size")) list.push_back(chunked(list[0], 32));
       if (list[0].has_flag("normalize")) list.push_back(list[0].flag("normalize", true));
       if (list[0].takes("gv")) list.push_back(list[0].with("gv"));
       for (const Case& c : list) {

@@ -32,7 +32,7 @@ std::vector<Case> input_variants(const Case& plain) {
     } else if (a.name == "g_gamma") {
       list.push_back(plain.without("g").with(a.name));
     } else {
-      list.push_back(plain.with(a.name));
+      list.push_back(with_input(plain, a.name));
     }
   }
   // Every optional gate alone, beside none of the others.
@@ -40,13 +40,14 @@ std::vector<Case> input_variants(const Case& plain) {
   for (const auto& a : spec.args)
     if (a.role == Role::Input && !a.required && a.name == "gv") {
       Case c = plain.with("gv");
-      for (const auto& g : present) c = c.without(g);
+      for (const auto& g : present)
+        if (!spec.find_arg(g)->required) c = c.without(g);
       list.push_back(c);
     }
   return list;
 }
 
-Case with_state(const Case& c) { return c.takes("initial_state") ? c.with("initial_state") : c; }
+Case with_state(const Case& c) { return with_states(c); }
 
 void for_each_backend(const Registry::Entry& e, const std::function<void(const std::string&)>& fn) {
   for (const auto& b : backends(e)) fn(b);
@@ -62,6 +63,14 @@ void Shapes(const Registry::Entry& e) {
       if (s.K == 1 && c.has_flag("normalize")) c = c.flag("normalize", false);
       expect_agrees(c, backend);
     }
+    if (takes_dim(e.spec, "HV"))
+      for (const auto& [H, HV] : {std::pair<std::int64_t, std::int64_t>{1, 2}, {2, 6}, {1, 4}, {2, 16}}) {
+        Sizes s = sizes(2, 67, H, 20, 12);
+        s.HV = HV;
+        expect_agrees(with_state(make_case(e.spec.name, s)), backend);
+        s.cu_seqlens = {0, 1, 1, 66};
+        expect_agrees(with_state(make_case(e.spec.name, s, {.regime = GateRegime::Extreme})), backend);
+      }
   });
 }
 
@@ -74,7 +83,7 @@ void Inputs(const Registry::Entry& e) {
       if (takes(e.spec, "initial_state")) expect_agrees(with_state(c).without_upstream("o"), backend);
     }
     // A state in 16 bits or double is legal beside any wide type.
-    if (takes(e.spec, "initial_state"))
+    if (takes(e.spec, "initial_state") && e.spec.find_arg("initial_state")->types == Types::Float)
       for (const DType t : {DType::F16, DType::BF16, DType::F64})
         expect_agrees(make_case(e.spec.name, sizes(1, 20, 2, 12, 17)).with("initial_state").cast("initial_state", t),
                       backend);
@@ -89,17 +98,19 @@ void Flags(const Registry::Entry& e) {
       switch (f.type) {
         case FlagSpec::Type::Bool:
           for (const bool v : {false, true}) {
-            expect_agrees(c.flag(f.name, v), backend);
+            expect_agrees(v ? completed(c.flag(f.name, v), f.name) : c.flag(f.name, v), backend);
             if (c.has_flag("reverse") && f.name != "reverse")
               expect_agrees(c.flag("reverse", true).flag(f.name, v), backend);
           }
           break;
         case FlagSpec::Type::Float:
-          for (const double v : {0.0, -0.7, 1.0, 3.5}) expect_agrees(c.flag(f.name, v), backend);
+          for (const double v : legal_numbers(f)) expect_agrees(completed(c.flag(f.name, v), f.name), backend);
           break;
         case FlagSpec::Type::Int:
           if (f.power_of_two)
-            for (const std::int64_t v : {1, 2, 16, 32, 64, 128, 4096}) expect_agrees(c.flag(f.name, v), backend);
+            for (const std::int64_t v : {1, 2, 16, 32, 64, 128, 4096})
+              if (static_cast<double>(v) >= f.min && static_cast<double>(v) <= f.max)
+                expect_agrees(c.flag(f.name, v), backend);
           break;
       }
     }
@@ -113,7 +124,7 @@ void Regimes(const Registry::Entry& e) {
         const Case c = make_case(e.spec.name, s, {.seed = 7, .regime = r});
         for (const Case& v : input_variants(with_state(c))) expect_agrees(v, backend);
         if (c.has_flag("reverse")) expect_agrees(with_state(c).flag("reverse", true), backend);
-        if (c.has_flag("chunk_size")) expect_agrees(with_state(c).flag("chunk_size", std::int64_t{16}), backend);
+        if (c.has_flag("chunk_size")) expect_agrees(chunked(with_state(c), 16), backend);
       }
     // The regimes in turn over time: a chunk that holds no decay, then total decay, then mild again.
     Case mixed = with_state(make_case(e.spec.name, sizes(1, 150, 2, 20, 12)));
@@ -145,7 +156,7 @@ void Packed(const Registry::Entry& e) {
         if (c.has_flag("state_v_first")) expect_agrees(with_state(c).flag("state_v_first", true), backend);
         if (c.has_flag("normalize"))
           for (const bool v : {false, true}) expect_agrees(with_state(c).flag("normalize", v), backend);
-        if (c.has_flag("chunk_size")) expect_agrees(with_state(c).flag("chunk_size", std::int64_t{32}), backend);
+        if (c.has_flag("chunk_size")) expect_agrees(chunked(with_state(c), 32), backend);
       }
     if (takes(e.spec, "cu_seqlens_cpu"))
       expect_agrees(make_case(e.spec.name, packed(sets[2], 2, 12, 17)).with("cu_seqlens_cpu"), backend);

@@ -10,16 +10,15 @@
 namespace fla::gate {
 namespace {
 
-constexpr double kClose = 2e-5;
-
 // ---- helpers -----------------------------------------------------------------------------------------------------
 
-int time_axis(const FunctionSpec& spec, const std::string& tensor) {
-  const std::string name = tensor.substr(tensor.find('.') + 1);
-  const ArgSpec* a = spec.find_arg(name);
-  if (a == nullptr) return -1;  // a state: "final_state.0", "initial_state.0"
-  const auto it = std::ranges::find(a->dims, "T");
-  return it == a->dims.end() || a->dims.front() != "B" ? -1 : static_cast<int>(it - a->dims.begin());
+// The time axis of a tensor and its rows per token, or {-1, 0}.
+std::pair<int, std::int64_t> time_axis(const Case& c, const std::string& tensor) {
+  const ArgSpec* a = c.spec().find_arg(tensor.substr(tensor.find('.') + 1));
+  if (a == nullptr || a->dims.front() != "B") return {-1, 0};  // no argument: a state, "final_state.0"
+  for (std::size_t i = 0; i < a->dims.size(); ++i)
+    if (const std::int64_t rows = c.rows_of(*a, i, "T"); rows > 0) return {static_cast<int>(i), rows};
+  return {-1, 0};
 }
 
 // The case under a sibling's name, or nothing where the sibling lacks one of its inputs or flags.
@@ -31,22 +30,14 @@ std::optional<Case> sibling(const Case& c, const FunctionSpec& to) {
     if (other.empty() || !takes(to, other)) return std::nullopt;
     rename[name] = other;
   }
+  for (const auto& a : to.args)
+    if (a.role == Role::Input && a.required && !c.has(a.name) && !rename.contains(a.name == "gk" ? "g" : "gk"))
+      return std::nullopt;
   try {
     return c.as(to.name, rename);
   } catch (const std::invalid_argument&) {
     return std::nullopt;
   }
-}
-
-// Keeps of both what both have, under one name for g and gk.
-void common(Outcome& a, Outcome& b) {
-  for (Outcome* o : {&a, &b})
-    if (auto node = o->tensors.extract("grad.gk")) {
-      node.key() = "grad.g";
-      o->tensors.insert(std::move(node));
-    }
-  std::erase_if(a.tensors, [&](const auto& x) { return !b.has(x.first); });
-  std::erase_if(b.tensors, [&](const auto& x) { return !a.has(x.first); });
 }
 
 std::vector<Case> plain_cases(const FunctionSpec& spec) {
@@ -66,10 +57,11 @@ std::vector<Case> plain_cases(const FunctionSpec& spec) {
 }
 
 bool has_siblings(const FunctionSpec& spec) {
-  int functions = 0;
-  for (const Registry::Entry* e : Registry::global().entries())
-    functions += e->spec.operation == spec.operation && !e->spec.is_backward() ? 1 : 0;
-  return functions > 1;
+  const Case c = make_case(spec.name, sizes(1, 2, 2, 5, 7));
+  return std::ranges::any_of(Registry::global().entries(), [&](const Registry::Entry* e) {
+    return e->spec.operation == spec.operation && !e->spec.is_backward() && e->spec.name != spec.name &&
+           sibling(c, e->spec).has_value();
+  });
 }
 
 void Siblings(const Registry::Entry& e) {
@@ -77,7 +69,9 @@ void Siblings(const Registry::Entry& e) {
     int compared = 0;
     for (const Registry::Entry* other : Registry::global().entries()) {
       if (other == &e || other->spec.operation != e.spec.operation || other->spec.is_backward()) continue;
-      for (const Case& c : plain_cases(e.spec)) {
+      for (Case c : plain_cases(e.spec)) {
+        // Defaults of the scale may differ.
+        if (c.has_flag("scale") && other->spec.find_flag("scale") != nullptr) c = c.flag("scale", 0.3);
         const std::optional<Case> s = sibling(c, other->spec);
         if (!s) continue;
         ++compared;
@@ -111,16 +105,18 @@ bool has_state(const FunctionSpec& spec) { return takes(spec, "initial_state"); 
 
 Case carry(Case next, const Outcome& before) {
   for (const auto& [name, b] : before.tensors) {
-    if (name == "out.final_state" || name == "out.final_state.0") next = next.with("initial_state", b.view());
-    if (name == "out.final_state.1") next = next.with("initial_state.1", b.view());
+    if (!name.starts_with("out.final_")) continue;
+    std::string input = "initial_" + name.substr(10);
+    if (input.ends_with(".0")) input.resize(input.size() - 2);
+    next = next.with(input, b.view());
   }
   return next;
 }
 
 // Writes a part's tensors into their place in the joined ones.
-void join(const FunctionSpec& spec, Outcome& whole, const Outcome& part, std::int64_t begin, std::int64_t T) {
+void join(const Case& c, Outcome& whole, const Outcome& part, std::int64_t begin, std::int64_t T) {
   for (const auto& [name, b] : part.tensors) {
-    const int axis = time_axis(spec, name);
+    const auto [axis, rows] = time_axis(c, name);
     if (axis < 0) {
       whole.tensors.insert_or_assign(name, tools::clone(b.view()));
       continue;
@@ -128,17 +124,20 @@ void join(const FunctionSpec& spec, Outcome& whole, const Outcome& part, std::in
     auto it = whole.tensors.find(name);
     if (it == whole.tensors.end()) {
       auto shape = b.shape();
-      shape[static_cast<std::size_t>(axis)] = T;
+      shape[static_cast<std::size_t>(axis)] = rows * T;
       it = whole.tensors.emplace(name, Buffer(b.dtype(), shape)).first;
     }
-    tools::assign(tools::slice(it->second.view(), axis, begin, b.view().dim(axis)), tools::values(b.view()));
+    tools::assign(tools::slice(it->second.view(), axis, rows * begin, b.view().dim(axis)), tools::values(b.view()));
   }
 }
 
 std::vector<Case> state_cases(const FunctionSpec& spec) {
   std::vector<Case> list = {
-      make_case(spec.name, sizes(2, 70, 2, 20, 17)).with("initial_state"),
-      make_case(spec.name, sizes(1, 70, 2, 20, 17), {.regime = GateRegime::Extreme}).with("initial_state")};
+      with_states(make_case(spec.name, sizes(2, 70, 2, 20, 17))),
+      with_states(make_case(spec.name, sizes(1, 70, 2, 20, 17), {.regime = GateRegime::Extreme}))};
+  // States at multiples of the chunk are not those of a part.
+  if (spec.find_flag("return_intermediate_states") != nullptr)
+    for (Case& c : list) c = c.flag("return_intermediate_states", false);
   if (spec.find_flag("normalize") != nullptr)
     for (std::size_t i = list.size(); i-- > 0;) {
       list[i] = list[i].flag("normalize", false);
@@ -158,7 +157,7 @@ void StepByStep(const Registry::Entry& e) {
       for (std::int64_t t = 0; t < T; ++t) {
         const Outcome o = step.run(context(backend));
         if (!o.ok()) return expect_ok(o, c.text());
-        join(e.spec, joined, o, t, T);
+        join(c, joined, o, t, T);
         if (t + 1 < T) step = carry(c.tokens(t + 1, t + 2), o);
       }
       expect_close(c.run(context(backend)), joined, kClose, c.text() + " step by step");
@@ -182,18 +181,19 @@ void Split(const Registry::Entry& e) {
         const Outcome o2 = second.run(ctx), d2 = second.run_backward(ctx);
         if (!o1.ok() || !o2.ok() || !d2.ok()) return expect_ok(o1, what), expect_ok(o2, what), expect_ok(d2, what);
         Outcome joined, joined_gradients;
-        join(e.spec, joined, o1, 0, T);
-        join(e.spec, joined, o2, at, T);
+        join(c, joined, o1, 0, T);
+        join(c, joined, o2, at, T);
         expect_close(whole, joined, kClose, what);
         for (const auto& [name, b] : d2.tensors) {
-          if (name == "grad.initial_state" || name == "grad.initial_state.0")
-            first = first.with_upstream("final_state", b.view());
-          if (name == "grad.initial_state.1") first = first.with_upstream("final_state.1", b.view());
+          if (!name.starts_with("grad.initial_")) continue;
+          std::string output = "final_" + name.substr(13);
+          if (output.ends_with(".0")) output.resize(output.size() - 2);
+          first = first.with_upstream(output, b.view());
         }
         const Outcome d1 = first.run_backward(ctx);
         if (!d1.ok()) return expect_ok(d1, what);
-        join(e.spec, joined_gradients, d2, at, T);
-        join(e.spec, joined_gradients, d1, 0, T);
+        join(c, joined_gradients, d2, at, T);
+        join(c, joined_gradients, d1, 0, T);
         expect_close(gradients, joined_gradients, kClose, what + ", gradients");
       }
     }
@@ -223,10 +223,12 @@ void expect_part(const FunctionSpec& spec, const Outcome& whole, const Outcome& 
   }
 }
 
-std::vector<Part> at_symbol(const ArgSpec& a, const std::string& symbol, std::int64_t begin, std::int64_t length) {
+std::vector<Part> at_symbol(const Case& c, const ArgSpec& a, const std::string& symbol, std::int64_t begin,
+                            std::int64_t length) {
   std::vector<Part> parts;
   for (std::size_t i = 0; i < a.dims.size(); ++i)
-    if (a.dims[i] == symbol) parts.push_back({static_cast<int>(i), begin, length});
+    if (const std::int64_t rows = c.rows_of(a, i, symbol); rows > 0)
+      parts.push_back({static_cast<int>(i), rows * begin, rows * length});
   return parts;
 }
 
@@ -244,13 +246,13 @@ void Sequences(const Registry::Entry& e) {
         const Case one = c.sequence(n);
         const auto place = [&](const ArgSpec& a) {
           if (!is_packed) {
-            auto parts = at_symbol(a, "B", n, 1);
-            for (const Part& p : at_symbol(a, "N", n, 1)) parts.push_back(p);
+            auto parts = at_symbol(c, a, "B", n, 1);
+            for (const Part& p : at_symbol(c, a, "N", n, 1)) parts.push_back(p);
             return parts;
           }
           const std::int64_t begin = c.sizes().cu_seqlens[static_cast<std::size_t>(n)];
-          auto parts = at_symbol(a, "T", begin, one.sizes().T);
-          for (const Part& p : at_symbol(a, "N", n, 1)) parts.push_back(p);
+          auto parts = at_symbol(c, a, "T", begin, one.sizes().T);
+          for (const Part& p : at_symbol(c, a, "N", n, 1)) parts.push_back(p);
           return parts;
         };
         const std::string what = c.text() + ", sequence " + std::to_string(n) + " alone";
@@ -279,7 +281,7 @@ void Heads(const Registry::Entry& e) {
     c = c.prepared();
     const Outcome whole = c.run(ctx), gradients = c.run_backward(ctx);
     for (std::int64_t h = 0; h < (decay_by_index(e.spec) ? 1 : 3); ++h) {
-      const auto place = [&](const ArgSpec& a) { return at_symbol(a, "H", h, 1); };
+      const auto place = [&](const ArgSpec& a) { return at_symbol(c, a, "H", h, 1); };
       const std::string what = c.text() + ", head " + std::to_string(h) + " alone";
       expect_part(e.spec, whole, c.head(h).run(ctx), place, what);
       expect_part(e.spec, gradients, c.head(h).run_backward(ctx), place, what);
@@ -290,8 +292,9 @@ void Heads(const Registry::Entry& e) {
 // ---- flags -------------------------------------------------------------------------------------------------------
 
 TensorView swapped(TensorView t) {
-  std::swap(t.shape[2], t.shape[3]);
-  std::swap(t.stride[2], t.stride[3]);
+  const auto n = static_cast<std::size_t>(t.ndim);
+  std::swap(t.shape[n - 1], t.shape[n - 2]);
+  std::swap(t.stride[n - 1], t.stride[n - 2]);
   return t;
 }
 
@@ -304,7 +307,7 @@ void StateLayout(const Registry::Entry& e) {
     for (const bool backward : {false, true}) {
       const Outcome a = backward ? c.run_backward(ctx) : c.run(ctx);
       Outcome b = backward ? s.run_backward(ctx) : s.run(ctx);
-      for (const char* state : {"out.final_state", "grad.initial_state"})
+      for (const char* state : {"out.final_state", "grad.initial_state", "out.h"})
         if (b.ok() && b.has(state)) b.tensors.insert_or_assign(state, tools::clone(swapped(b[state])));
       expect_same_bits(a, b, c.text() + " value-first");
     }
@@ -327,14 +330,14 @@ void Reverse(const Registry::Entry& e) {
       };
       Case f = c.with_upstream("o", flip(c.upstream("o"), 1));
       for (const auto& name : c.input_names())
-        if (const int axis = time_axis(e.spec, "in." + name); axis >= 0) f = f.with(name, flip(c.input(name), axis));
+        if (const int axis = time_axis(c, "in." + name).first; axis >= 0) f = f.with(name, flip(c.input(name), axis));
       for (const bool backward : {false, true}) {
         const Case r = f.flag("reverse", true);
         const Outcome a = backward ? c.run_backward(ctx) : c.run(ctx);
         Outcome b = backward ? r.run_backward(ctx) : r.run(ctx);
         if (!b.ok()) return expect_ok(b, r.text());
         for (auto& [name, t] : b.tensors)
-          if (const int axis = time_axis(e.spec, name); axis >= 0) t = tools::clone(flip(t.view(), axis));
+          if (const int axis = time_axis(c, name).first; axis >= 0) t = tools::clone(flip(t.view(), axis));
         expect_close(a, b, kClose, r.text() + " = flipped time");
       }
     }
@@ -380,30 +383,6 @@ const bool registered =
                        [](const FunctionSpec& s) { return has_flag(s, "output_attentions"); });
 
 // ---- across families ---------------------------------------------------------------------------------------------
-
-void expect_equal_families(const Case& a, const Case& b, const std::map<std::string, std::string>& ignore = {}) {
-  const Context& ctx = context("cpu");
-  for (const bool backward : {false, true}) {
-    Outcome x = backward ? a.run_backward(ctx) : a.run(ctx), y = backward ? b.run_backward(ctx) : b.run(ctx);
-    for (const auto& [name, why] : ignore) {
-      x.tensors.erase(name);
-      y.tensors.erase(name);
-    }
-    common(x, y);
-    expect_close(x, y, kClose, a.text() + " = " + b.text());
-  }
-}
-
-// Each key channel has the head's gate.
-Buffer per_channel(const TensorView& g, std::int64_t K) {
-  Buffer b(g.dtype, {g.dim(0), g.dim(1), g.dim(2), K});
-  TensorView spread = g;
-  spread.ndim = 4;
-  spread.shape[3] = K;
-  spread.stride[3] = 0;
-  tools::assign(b.view(), tools::values(spread));
-  return b;
-}
 
 TEST(Gla, EqualChannelsAreSimpleGla) {
   for (const GateRegime r : tools::kGateRegimes)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cmath>
 #include <cstdio>
 #include <map>
 #include <memory>
@@ -121,12 +122,54 @@ std::string first_wide(const FunctionSpec& spec) {
   return "";
 }
 
+bool takes_dim(const FunctionSpec& spec, std::string_view symbol) {
+  return std::ranges::any_of(spec.args, [&](const ArgSpec& a) { return std::ranges::count(a.dims, symbol) > 0; });
+}
+
+Case completed(const Case& c, std::string_view name) {
+  const ArgSpec* a = c.spec().find_arg(name);
+  const FlagSpec* f = c.spec().find_flag(name);
+  const std::string& other = a != nullptr ? a->together : f != nullptr ? f->together : "";
+  if (other.empty()) return c;
+  if (takes(c.spec(), other)) return c.has(other) ? c : completed(c.with(other), other);
+  if (c.call()->flag_on(other)) return c;
+  return completed(c.flag(other, true), other);
+}
+
+Case with_input(const Case& c, const std::string& name) { return completed(c.with(name), name); }
+
+Case with_states(const Case& c) {
+  Case all = c;
+  for (const auto& a : c.spec().args)
+    if (a.role == Role::Input && a.name.starts_with("initial_") && !a.name.ends_with(".1") && !c.has(a.name) &&
+        c.spec().find_arg("final_" + a.name.substr(8)) != nullptr)
+      all = all.with(a.name);
+  return all;
+}
+
+std::vector<double> legal_numbers(const FlagSpec& f) {
+  std::vector<double> list;
+  for (const double v : {0.0, -0.7, 1.0, 3.5})
+    if ((f.sign != FlagSpec::Sign::Positive || v > 0.0) && (f.sign != FlagSpec::Sign::Negative || v < 0.0) &&
+        v >= f.min && v <= f.max)
+      list.push_back(v);
+  return list;
+}
+
+Case chunked(const Case& c, std::int64_t n) {
+  const FlagSpec* f = c.spec().find_flag("chunk_size");
+  return c.flag("chunk_size", std::clamp(n, static_cast<std::int64_t>(std::max(f->min, 1.0)),
+                                         static_cast<std::int64_t>(std::min(f->max, 4096.0))));
+}
+
 bool takes(const FunctionSpec& spec, std::string_view input) {
   const ArgSpec* a = spec.find_arg(input);
   return a != nullptr && a->role == Role::Input;
 }
 
-tools::Limits limits(const FunctionSpec& spec, const std::string& tensor, DType dtype) {
+tools::Limits limits(const Case& c, const std::string& tensor) {
+  const FunctionSpec& spec = c.spec();
+  const DType dtype = c.options().dtype;
   tools::Limits l;
   const bool gradient = tensor.starts_with("grad.");
   if (dtype != DType::F32) {
@@ -134,6 +177,11 @@ tools::Limits limits(const FunctionSpec& spec, const std::string& tensor, DType 
     l.R = dtype == DType::F16 ? page : std::max(page, gradient ? 0.01 : 0.005);
     l.zero = l.R;  // upstream gradients have an rms of 1
   }
+  // A head's constants: one number sums over all tokens, and may be small by cancellation. Its error grows as the root
+  // of their count, whatever the sum is.
+  const ArgSpec* a = gradient ? spec.find_arg(tensor.substr(5)) : nullptr;
+  if (a != nullptr && std::ranges::none_of(a->dims, [](const std::string& d) { return d == "B" || d == "N"; }))
+    l.floor *= std::sqrt(static_cast<double>(std::max<std::int64_t>(c.sizes().B * c.sizes().T, 1)));
   l.block = 4.0 * l.R;
   return l;
 }
@@ -149,7 +197,7 @@ void compare_all(const Case& c, const std::string& backend, const Outcome& expec
   EXPECT_FALSE(got.tensors.empty()) << c.text();
   Worst& w = worst()[backend + " " + name_of(c.options().dtype)];
   for (const auto& [name, b] : got.tensors) {
-    const tools::Difference d = tools::compare(expected[name], b.view(), limits(c.spec(), name, c.options().dtype));
+    const tools::Difference d = tools::compare(expected[name], b.view(), limits(c, name));
     EXPECT_TRUE(d.ok) << backend << ": " << c.text() << "\n  " << name << ": " << d.reason << " (block R " << d.block_R
                       << ")";
     if (d.max_abs <= 1e-6 || d.zero_reference) continue;
@@ -196,6 +244,40 @@ void expect_same_bits(const Outcome& expected, const Outcome& got, const std::st
   for (const auto& [name, b] : got.tensors)
     EXPECT_TRUE(expected.has(name) && tools::same_bits(expected[name], b.view()))
         << what << "\n  " << name << " differs";
+}
+
+// Keeps of both what both have, under one name for g and gk.
+void common(Outcome& a, Outcome& b) {
+  for (Outcome* o : {&a, &b})
+    if (auto node = o->tensors.extract("grad.gk")) {
+      node.key() = "grad.g";
+      o->tensors.insert(std::move(node));
+    }
+  std::erase_if(a.tensors, [&](const auto& x) { return !b.has(x.first); });
+  std::erase_if(b.tensors, [&](const auto& x) { return !a.has(x.first); });
+}
+
+void expect_equal_families(const Case& a, const Case& b, const std::map<std::string, std::string>& ignore) {
+  const Context& ctx = context("cpu");
+  for (const bool backward : {false, true}) {
+    Outcome x = backward ? a.run_backward(ctx) : a.run(ctx), y = backward ? b.run_backward(ctx) : b.run(ctx);
+    for (const auto& [name, why] : ignore) {
+      x.tensors.erase(name);
+      y.tensors.erase(name);
+    }
+    common(x, y);
+    expect_close(x, y, kClose, a.text() + " = " + b.text());
+  }
+}
+
+Buffer per_channel(const TensorView& g, std::int64_t K) {
+  Buffer b(g.dtype, {g.dim(0), g.dim(1), g.dim(2), K});
+  TensorView spread = g;
+  spread.ndim = 4;
+  spread.shape[3] = K;
+  spread.stride[3] = 0;
+  tools::assign(b.view(), tools::values(spread));
+  return b;
 }
 
 void print_worst() {

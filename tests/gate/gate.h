@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -46,9 +47,18 @@ bool allows(const FunctionSpec& spec, const Sizes& s);  // widths within what th
 std::vector<std::string> gates(const Case& c);          // inputs that are log gates
 std::string first_wide(const FunctionSpec& spec);       // "q" or "x"
 bool takes(const FunctionSpec& spec, std::string_view input);
+bool takes_dim(const FunctionSpec& spec, std::string_view symbol);
+// The case with whatever has to come with this input or flag ("A_log" with use_gate_in_kernel).
+Case completed(const Case& c, std::string_view name);
+Case with_input(const Case& c, const std::string& name);  // generated, completed
+Case with_states(const Case& c);                          // every input that an output of the same name continues
+// Values of a flag that is a number, of either sign and zero where that is legal.
+std::vector<double> legal_numbers(const FlagSpec& f);
+// The case with a chunk_size as near to n as the function has one.
+Case chunked(const Case& c, std::int64_t n);
 
 // The limits of a tensor of this call: F32 1e-4; 16 bits the function's page, as contract/README.md has it.
-tools::Limits limits(const FunctionSpec& spec, const std::string& tensor, DType dtype);
+tools::Limits limits(const Case& c, const std::string& tensor);
 
 // Runs the case on a backend, forward and backward, and on the reference from the same values widened to F32, and
 // compares everything that came out, whole and by blocks. One failure per tensor.
@@ -56,6 +66,14 @@ void expect_agrees(const Case& c, const std::string& backend, const RunOptions& 
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what);
 void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what);
 void expect_ok(const Outcome& o, const std::string& what);
+// R of two ways to compute the same in F32.
+inline constexpr double kClose = 2e-5;
+// Keeps of both what both have, under one name for g and gk.
+void common(Outcome& a, Outcome& b);
+// Two families' calls that compute the same, forward and backward, but for the tensors in `ignore`: name and why.
+void expect_equal_families(const Case& a, const Case& b, const std::map<std::string, std::string>& ignore = {});
+// [B, T, H] as [B, T, H, K]: each key channel has the head's gate.
+Buffer per_channel(const TensorView& g, std::int64_t K);
 
 // The largest R and block R that expect_agrees has seen, by backend and type: printed at the end of a run.
 void print_worst();

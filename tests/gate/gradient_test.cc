@@ -1,11 +1,19 @@
 // The references' own gradients against central differences, in double: what everything else is compared with must be
 // right by itself.
+#include <algorithm>
 #include <cmath>
 
 #include "tests/gate/gate.h"
 
 namespace fla::gate {
 namespace {
+
+// Other outputs (scores, states of every chunk) are constants of the backward.
+bool differentiable(const FunctionSpec& spec, const std::string& output) {
+  const FunctionSpec& backward = Registry::global().find(spec.backward)->spec;
+  return std::ranges::any_of(backward.args,
+                             [&](const ArgSpec& a) { return a.role == Role::Upstream && a.of == output; });
+}
 
 double loss(const Case& c) {
   const Outcome o = c.run(reference());
@@ -14,8 +22,7 @@ double loss(const Case& c) {
   for (const auto& [name, b] : o.tensors) {
     std::string of = name.substr(4);
     if (of.ends_with(".0")) of.resize(of.size() - 2);
-    const ArgSpec* a = c.spec().find_arg(of);
-    if (a == nullptr || of == "attn") continue;  // scores are a constant of the backward
+    if (!differentiable(c.spec(), of)) continue;
     const std::vector<double> x = tools::values(b.view()), up = tools::values(c.upstream(of));
     for (std::size_t i = 0; i < x.size(); ++i) sum += x[i] * up[i];
   }
@@ -56,16 +63,16 @@ void expect_gradients(const Case& plain) {
 void NumericalGradient(const Registry::Entry& e) {
   ASSERT_FALSE(e.spec.backward.empty()) << e.spec.name << " has no backward";
   const CaseOptions f64 = {.dtype = DType::F64, .seed = 5};
-  const auto with_state = [](const Case& c) { return c.takes("initial_state") ? c.with("initial_state") : c; };
-  const Case c = with_state(make_case(e.spec.name, sizes(2, 4, 2, 3, 2), f64));
+  const Case c = with_states(make_case(e.spec.name, sizes(2, 4, 2, 3, 2), f64));
   expect_gradients(c);
   if (takes(e.spec, "cu_seqlens"))
-    expect_gradients(with_state(make_case(e.spec.name, packed({0, 3, 3, 4}, 2, 2, 3), f64)));
+    expect_gradients(with_states(make_case(e.spec.name, packed({0, 3, 3, 4}, 2, 2, 3), f64)));
   for (const auto& f : e.spec.flags) {
     if (!f.set || !f.retired_for.empty()) continue;
     if (f.type == FlagSpec::Type::Bool)
-      for (const bool v : {false, true}) expect_gradients(c.flag(f.name, v));
-    if (f.type == FlagSpec::Type::Float) expect_gradients(c.flag(f.name, -0.7));
+      for (const bool v : {false, true}) expect_gradients(v ? completed(c.flag(f.name, v), f.name) : c.flag(f.name, v));
+    if (f.type == FlagSpec::Type::Float)
+      expect_gradients(completed(c.flag(f.name, f.sign == FlagSpec::Sign::Positive ? 0.7 : -0.7), f.name));
   }
   for (const auto& a : e.spec.args) {  // optional differentiable inputs that the plain case leaves out
     if (a.role != Role::Input || !a.grad || a.required) continue;
@@ -74,7 +81,7 @@ void NumericalGradient(const Registry::Entry& e) {
     else if (a.name.ends_with(".1"))
       expect_gradients(c.flag("normalize", true).with(a.name));
     else
-      expect_gradients(c.with(a.name));
+      expect_gradients(with_input(c, a.name));
   }
   if (c.has_flag("reverse") && c.has_flag("normalize"))
     expect_gradients(c.flag("normalize", true).flag("reverse", true));

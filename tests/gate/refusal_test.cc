@@ -224,6 +224,10 @@ void Flags(const Registry::Entry& e) {
         refuse(std::numeric_limits<double>::quiet_NaN());
         refuse(std::numeric_limits<double>::infinity());
         refuse(-std::numeric_limits<double>::infinity());
+        if (f.sign != FlagSpec::Sign::Any) {
+          refuse(0.0);
+          refuse(f.sign == FlagSpec::Sign::Positive ? -1.0 : 1.0);
+        }
         break;
       case FlagSpec::Type::Int:
         refuse(true);
@@ -330,7 +334,8 @@ void Boundaries(const Registry::Entry& e) {
   // B != 1.
   const Case dense = good_case(e.spec);
   const Buffer two = boundaries({0, 4, 6});
-  expect_refused(dense, set("cu_seqlens", two.view()), {cu, arg_text("initial_state")}, "comes with B = 2");
+  expect_refused(dense, set("cu_seqlens", two.view()), {cu, arg_text("initial_state"), arg_text("h")},
+                 "comes with B = 2");
   // A state per sequence.
   if (good.takes("initial_state")) {
     const Buffer fewer = boundaries({0, 2, 6});

@@ -118,7 +118,9 @@ bool is_gate(const ArgSpec& a) {
   return a.gen.log_gate() || (a.gen.kind == Gen::Kind::None && a.name.starts_with('g'));
 }
 // The running sum of keys that normalised linear attention carries must not make a denominator vanish.
-bool is_key_sum(const ArgSpec& a) { return a.name.ends_with(".1") || a.name.ends_with("_z"); }
+bool is_key_sum(const ArgSpec& a) {
+  return a.name.ends_with(".1") || a.name.ends_with("_z") || a.name == "initial_A_state";
+}
 
 const Context& any_context() {
   static const Context ctx({.threads = 1});
@@ -258,6 +260,8 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
       x[i] = g;
     }
   } else {
+    std::vector<double> other;
+    if (a.gen.kind == Gen::Kind::Against) other = values(generate(*spec_->find_arg(a.gen.of), a.gen.of).view);
     const Gen::Kind kind = a.gen.kind == Gen::Kind::None && is_key_sum(a) ? Gen::Kind::AbsNormal : a.gen.kind;
     const auto width = static_cast<std::uint64_t>(v.ndim > 0 ? v.dim(v.ndim - 1) : 1);
     for (std::uint64_t i = 0; i < n; ++i) {
@@ -266,6 +270,7 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
         case Gen::Kind::AbsNormal: x[i] = a.gen.scale * (std::abs(z) + 0x1p-7); break;
         case Gen::Kind::Sigmoid: x[i] = exp_of_negative(log_sigmoid(z)); break;
         case Gen::Kind::NegUniform: x[i] = std::max(a.gen.min, -1e4) * uniform(stream, i); break;
+        case Gen::Kind::Against: x[i] = -uniform(stream, i / width) * other[i]; break;
         default: x[i] = a.gen.scale * z; break;
       }
     }
@@ -410,19 +415,45 @@ Case Case::widen(DType to) const {
   return c;
 }
 
+std::int64_t Case::rows_of(const ArgSpec& a, std::size_t axis, std::string_view symbol) const {
+  std::int64_t rows = 1;
+  bool found = false;
+  for (std::string_view left = a.dims[axis]; !left.empty();) {
+    const std::size_t end = std::min(left.find('*'), left.size());
+    const std::string_view factor = left.substr(0, end);
+    left.remove_prefix(std::min(end + 1, left.size()));
+    if (factor == symbol) {
+      found = true;
+    } else if (factor == "HV" && symbol == "H") {
+      found = true;
+      rows *= sizes_.H > 0 ? size_of_symbol(sizes_, "HV") / sizes_.H : 1;
+    } else {
+      const std::shared_ptr<void> args = spec_->make_args();
+      for (const auto& [name, v] : flags_)
+        if (const FlagSpec* f = spec_->find_flag(name); f != nullptr && f->set) f->set(args.get(), v);
+      rows *= axis_size(sizes_, *spec_, args.get(), factor);
+    }
+  }
+  return found ? rows : 0;
+}
+
 Case Case::select(const std::map<std::string, std::pair<std::int64_t, std::int64_t>>& ranges) const {
   Case c = *this;
   c.upstream_ = upstreams();
   const auto cut = [&](const ArgSpec& a, Tensor& t) {
     for (std::size_t i = 0; i < a.dims.size(); ++i)
-      if (const auto r = ranges.find(a.dims[i]); r != ranges.end())
-        t.view = slice(t.view, static_cast<int>(i), r->second.first, r->second.second);
+      for (const auto& [symbol, r] : ranges)
+        if (const std::int64_t rows = rows_of(a, i, symbol); rows > 0)
+          t.view = slice(t.view, static_cast<int>(i), rows * r.first, rows * r.second);
   };
   for (auto& [name, t] : c.inputs_) cut(*spec_->find_arg(name), t);
   for (auto& [name, t] : c.upstream_) cut(*spec_->find_arg(name), t);
   for (const auto& [name, r] : ranges) {
     if (name == "T") c.sizes_.T = r.second;
-    if (name == "H") c.sizes_.H = r.second;
+    if (name == "H") {
+      if (c.sizes_.HV > 0) c.sizes_.HV = r.second * (sizes_.HV / sizes_.H);
+      c.sizes_.H = r.second;
+    }
     if (name == "B") c.sizes_.B = r.second;
   }
   return c;
@@ -465,6 +496,10 @@ Case Case::without_upstream(std::string_view output) const {
 // Whether a run should ask for what this flag asks for. Scores of T x T are for dense, short calls.
 bool Case::wants_output(const FlagSpec& f) const {
   if (f.set || flags_.contains(f.name)) return false;
+  if (!f.excludes.empty()) {
+    const auto other = flags_.find(f.excludes);
+    if (other != flags_.end() && other->second == FlagValue{true}) return false;
+  }
   for (const auto& a : spec_->args)
     if (a.requested_by == f.name && std::ranges::count(a.dims, "T") > 1 &&
         (!sizes_.cu_seqlens.empty() || sizes_.T > 512))

@@ -88,6 +88,9 @@ class Case {
   const CaseOptions& options() const { return options_; }
   std::string text() const;  // for messages: function, sizes, type, regime, flags
 
+  // How many rows of an axis one unit of `symbol` takes: 1 for that symbol itself, R of T in "T*R", HV / H of H in
+  // "HV"; 0 for an axis without it.
+  std::int64_t rows_of(const ArgSpec& a, std::size_t axis, std::string_view symbol) const;
   bool takes(std::string_view argument) const;  // an input of this function
   bool has(std::string_view input) const { return inputs_.contains(input); }
   bool has_flag(std::string_view flag) const { return spec_->find_flag(flag) != nullptr; }

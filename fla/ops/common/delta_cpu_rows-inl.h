@@ -125,8 +125,13 @@ HWY_NOINLINE float add_group_row(const DeltaProblem& x, const DeltaGradients& gr
   return dbeta;
 }
 
-// dx = r (dy - y <y, dy>) in place; y = r x.
-inline HWY_NOINLINE void normalize_backward(float* dy, const float* y, float r, std::int64_t n) {
+// dx = r (dy - y <y, dy>) in place; y = r x. With one channel that difference is the 1e-6 inside the root alone.
+inline HWY_NOINLINE void normalize_backward(float* dy, const float* y, float r, std::int64_t K) {
+  const std::int64_t n = pad_up(K);
+  if (K == 1) {
+    dy[0] *= 1e-6F * r * r * r;
+    return;
+  }
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto s = hn::Set(d, dot_rows(y, dy, n)), f = hn::Set(d, r);
@@ -144,19 +149,19 @@ inline HWY_NOINLINE void store_group_rows(const DeltaProblem& x, const DeltaGrad
   const std::int64_t K = x.K, kp = pad_up(K), at = row * kp;
   if (grad.dq) {
     for (std::int64_t i = 0; x.normalize_q && i < C; ++i) {
-      normalize_backward(sums.dq + at + i * kp, q + i * kp, rq[i], kp);
+      normalize_backward(sums.dq + at + i * kp, q + i * kp, rq[i], K);
     }
     store_token_rows(sums.dq + at, kp, grad.dq, x.R, x.R - 1, t0, C, 0, K);
   }
   if (grad.dk) {
     for (std::int64_t i = 0; x.normalize_k && i < C; ++i) {
-      normalize_backward(sums.dk + at + i * kp, k + i * kp, rk[i], kp);
+      normalize_backward(sums.dk + at + i * kp, k + i * kp, rk[i], K);
     }
     store_rows(sums.dk + at, kp, grad.dk, t0, C, 0, K);
   }
   if (grad.dp) {
     for (std::int64_t i = 0; x.normalize_k && i < C; ++i) {
-      normalize_backward(sums.dr + at + i * kp, p + i * kp, rp[i], kp);
+      normalize_backward(sums.dr + at + i * kp, p + i * kp, rp[i], K);
     }
     store_rows(sums.dr + at, kp, grad.dp, t0, C, 0, K);
   }

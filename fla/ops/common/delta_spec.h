@@ -88,8 +88,9 @@ OpSpec<A, G>& add_chunk_size(OpSpec<A, G>& s, std::int64_t A::*member, std::int6
 template <typename A, typename G>
 OpSpec<A, G>& add_beta_flags(OpSpec<A, G>& s) {
   s.flag("use_beta_sigmoid_in_kernel", &A::use_beta_sigmoid_in_kernel, false, "beta is a logit: sigmoid(beta) is used");
-  return s.flag("allow_neg_eigval", &A::allow_neg_eigval, false,
-                "2 sigmoid(beta); with use_beta_sigmoid_in_kernel only");
+  return s
+      .flag("allow_neg_eigval", &A::allow_neg_eigval, false, "2 sigmoid(beta); with use_beta_sigmoid_in_kernel only")
+      .together("allow_neg_eigval", "use_beta_sigmoid_in_kernel");
 }
 
 // A_log and dt_bias of a gate per channel.
@@ -106,7 +107,12 @@ template <typename A, typename G>
 OpSpec<A, G>& add_channel_gate_flags(OpSpec<A, G>& s) {
   s.flag("use_gate_in_kernel", &A::use_gate_in_kernel, false,
          "g is raw: -e^A_log softplus(g + dt_bias), or lower_bound sigmoid(e^A_log (g + dt_bias))");
-  return s.flag("lower_bound", &A::lower_bound, "below 0: the bounded gate; with use_gate_in_kernel only");
+  s.flag("lower_bound", &A::lower_bound, "below 0: the bounded gate; with use_gate_in_kernel only")
+      .negative("lower_bound");
+  return s.together("lower_bound", "use_gate_in_kernel")
+      .together("use_gate_in_kernel", "A_log")
+      .together("A_log", "use_gate_in_kernel")
+      .together("dt_bias", "use_gate_in_kernel");
 }
 // Promises and storage choices of the chunk forms: no value depends on them.
 template <typename A, typename G>
@@ -126,8 +132,8 @@ OpSpec<A, G>& add_precond_states(OpSpec<A, G>& s, const std::string& heads) {
 }
 template <typename A, typename G>
 OpSpec<A, G>& add_precond_flags(OpSpec<A, G>& s, const std::string& heads) {
-  s.flag("x", &A::x, {.def = 1.5}, "above 0: write keys are between k / x and k x");
-  s.flag("eps", &A::eps, {.def = 1e-6}, "above 0: inside the logarithm of the key statistics");
+  s.flag("x", &A::x, {.def = 1.5}, "above 0: write keys are between k / x and k x").positive("x");
+  s.flag("eps", &A::eps, {.def = 1e-6}, "above 0: inside the logarithm of the key statistics").positive("eps");
   s.opt_in("log_atk_scale", &A::log_atk_scale, heads, &G::dlog_atk_scale,
            extra_input("centre of that logarithm; absent = -0.2", Types::Acc));
   return s.flag("transpose_state_layout", &A::transpose_state_layout, false, "the main states have V before K");
@@ -162,8 +168,9 @@ OpSpec<A, G>& add_intermediate_states(OpSpec<A, G>& s, const char* heads, const 
   s.out(
       "h", &A::h, std::string("B NT ") + heads + " K V", nullptr,
       {.requested_by = "return_intermediate_states", .swapped_by = v_first, .doc = "state entering each chunk, as q"});
-  return s.output_flag("return_intermediate_states",
-                       "return the state entering every chunk; not with disable_recompute");
+  return s
+      .output_flag("return_intermediate_states", "return the state entering every chunk; not with disable_recompute")
+      .excludes("return_intermediate_states", "disable_recompute");
 }
 
 // A precomputed list of (sequence, chunk in sequence): changes no value, so all that is left is to see that it is
@@ -190,11 +197,6 @@ inline Status check_head_groups(const Dims& d) {
   return {};
 }
 
-inline Status check_positive_scale(const std::optional<double>& scale) {
-  if (scale && !(*scale > 0.0)) return refused("scale", "must be above 0, got " + to_string(FlagValue{*scale}));
-  return {};
-}
-
 inline Status check_beta_flags(const TensorView& beta, bool sigmoid, bool allow_neg_eigval) {
   if (allow_neg_eigval && !sigmoid)
     return refused("allow_neg_eigval", "needs use_beta_sigmoid_in_kernel, which is false");
@@ -208,12 +210,6 @@ inline Status check_gate_parameters(bool in_kernel, const TensorView& g, const T
   if (in_kernel && !g) return refused("g", "required by use_gate_in_kernel, but not given");
   if (!in_kernel && A_log) return refused("A_log", "given without use_gate_in_kernel, which uses it");
   if (!in_kernel && dt_bias) return refused("dt_bias", "given without use_gate_in_kernel, which uses it");
-  return {};
-}
-
-inline Status check_promised_bound(const std::optional<double>& lower_bound) {
-  if (lower_bound && *lower_bound >= 0.0)
-    return refused("lower_bound", "must be below 0, got " + to_string(FlagValue{*lower_bound}));
   return {};
 }
 
@@ -233,12 +229,6 @@ Status check_channel_gate(const A& a, bool needs_A_log) {
   if (a.lower_bound && a.safe_gate && (*a.lower_bound < -5.0 || *a.lower_bound >= 0.0))
     return refused("lower_bound",
                    "expected -5 or more and below 0 with safe_gate, got " + to_string(FlagValue{*a.lower_bound}));
-  return check_promised_bound(a.lower_bound);
-}
-
-inline Status check_precond(double x, double eps) {
-  if (!(x > 0.0)) return refused("x", "must be above 0, got " + to_string(FlagValue{x}));
-  if (!(eps > 0.0)) return refused("eps", "must be above 0, got " + to_string(FlagValue{eps}));
   return {};
 }
 

@@ -183,7 +183,11 @@ Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std
       float dot = 0.0F;
       for (std::int64_t i = 0; i < K; ++i) dot += s.k[i] * dk[i];
       get_row(p.dk_erase, p.dk_erase.at(h.span.row, tok, hk), 3, K, s.dw);
-      for (std::int64_t i = 0; i < K; ++i) dk[i] = s.dw[i] + (p.normalize ? r * (dk[i] - s.k[i] * dot) : dk[i]);
+      for (std::int64_t i = 0; i < K; ++i) {
+        // With one channel the difference is the 1e-6 inside the root alone.
+        const float across = K == 1 ? 1e-6F * r * r * dk[i] : dk[i] - s.k[i] * dot;
+        dk[i] = s.dw[i] + (p.normalize ? r * across : dk[i]);
+      }
       put_row(dk, p.dk, p.dk.at(h.span.row, tok, hk), 3, K);
     }
   });

@@ -50,7 +50,7 @@ void register_delta_rule_spec(Registry& r) {
     Spec s = begin(kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward, false,
                    "Delta rule, token by token: for decoding and short sequences.");
     s.max_dim("K", 0).without("cu_seqlens_cpu", &A::cu_seqlens_cpu).without("chunk_size", &A::chunk_size, 64);
-    s.check([](const A& a, const Dims&) { return check_positive_scale(a.scale); });
+    s.positive("scale");
     r.add(s);
   }
 }

@@ -28,6 +28,9 @@ void finish(Spec& s) {
   add_l2norm(s, &A::use_qk_l2norm_in_kernel);
   s.flag("use_gate_in_kernel", &A::use_gate_in_kernel, false,
          "g is raw: the log gate is -e^A_log softplus(g + dt_bias)");
+  s.together("use_gate_in_kernel", "A_log")
+      .together("A_log", "use_gate_in_kernel")
+      .together("dt_bias", "use_gate_in_kernel");
   add_beta_flags(s);
   add_v_first(s, &A::state_v_first);
   s.flops(delta_forward_flops, delta_backward_flops);

@@ -14,8 +14,8 @@ void add_vectors(OpSpec<A, G>& s) {
       .in("k", &A::k, "B T H K", &G::dk, {.gen = unit_rows(), .doc = "keys"})
       .in("v", &A::v, "B T H V", &G::dv, {.doc = "values"})
       .in("a", &A::a, "B T H K", &G::da, {.gen = unit_rows(), .doc = "reads the state before its decay"})
-      // Short rows: <a, b> of independent vectors has either sign, and above 1 the state would grow.
-      .in("b", &A::b, "B T H K", &G::db, {.gen = {.scale = 0.1}, .doc = "writes what a read"});
+      // Against a, so that I + b a^T contracts: independent vectors would make the state grow without bound.
+      .in("b", &A::b, "B T H K", &G::db, {.gen = {.kind = Gen::Kind::Against, .of = "a"}, .doc = "writes what a read"});
 }
 
 using IplrSpec = OpSpec<IplrDeltaRuleArgs, IplrDeltaRuleBackwardArgs>;
@@ -57,7 +57,7 @@ void register_generalized_delta_rule_spec(Registry& r) {
     IplrSpec s = begin(kFusedRecurrentIplrDeltaRule, kFusedRecurrentIplrDeltaRuleBackward,
                        "Identity plus rank one, token by token: for decoding and short sequences.");
     s.max_dim("K", 0).without("cu_seqlens_cpu", &A::cu_seqlens_cpu).without("chunk_size", &A::chunk_size, 64);
-    s.check([](const A& a, const Dims&) { return check_positive_scale(a.scale); });
+    s.positive("scale");
     r.add(s);
   }
   {
@@ -70,7 +70,7 @@ void register_generalized_delta_rule_spec(Registry& r) {
     add_chunk_promises(s);
     s.flag("lower_bound", &A::lower_bound, "below 0: a promise that gk is at least this; changes no value");
     s.without("reverse", &A::reverse);
-    s.check([](const A& a, const Dims&) { return check_promised_bound(a.lower_bound); });
+    s.negative("lower_bound");
     r.add(s);
   }
   {

@@ -13,7 +13,6 @@ Status check(const A& a, const Dims& d) {
   if (d.has("HV"))
     if (Status s = check_head_groups(d); !s) return s;
   if (Status s = check_channel_gate(a, true); !s) return s;
-  if (Status s = check_precond(a.x, a.eps); !s) return s;
   if (Status s = check_intermediate_states(a.h, a.disable_recompute); !s) return s;
   return check_chunk_indices(a.chunk_indices, a.cu_seqlens, 64);
 }

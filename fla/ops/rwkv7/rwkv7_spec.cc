@@ -51,7 +51,7 @@ void register_rwkv7_spec(Registry& r) {
            "most tokens per chunk; changes rounding only");
     s.flag("disable_recompute", &A::disable_recompute, false, "keep intermediates for the backward; changes no value");
     s.flag("lower_bound", &A::lower_bound, "below 0: a promise that w is at least this; changes no value");
-    s.check([](const A& a, const Dims&) { return check_promised_bound(a.lower_bound); });
+    s.negative("lower_bound");
     r.add(s);
   }
   {
