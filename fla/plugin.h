@@ -58,9 +58,11 @@ typedef struct fla_plugin_flag {
   double d;  /* DOUBLE; of BOOL and INT the same number */
 } fla_plugin_flag;
 
+typedef struct fla_plugin_call fla_plugin_call;
+
 /* A call as the library has checked it: shapes, types and flags are legal and agree with each other. Everything here
  * lives during the call only. */
-typedef struct fla_plugin_call {
+struct fla_plugin_call {
   size_t size;          /* of this struct; a later host may append members */
   const char* function; /* "chunk_gla"; of a backward "chunk_gla_backward" */
   int is_backward;
@@ -85,7 +87,7 @@ typedef struct fla_plugin_call {
   /* Why the call is refused, or failed: NUL-terminated text, see fla_plugin_refuse. */
   char* message;
   size_t message_size;
-} fla_plugin_call;
+};
 
 /* The kernels of one function. They may be called from several threads at once. Nothing may be thrown, and the process
  * neither ended nor forked. */

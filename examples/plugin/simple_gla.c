@@ -106,8 +106,11 @@ static fla_code forward(const fla_plugin_call* call) {
   return FLA_OK;
 }
 
-static const fla_plugin_function functions[] = {
-    {.function = "chunk_simple_gla", .kernel = "recurrence", .verify = verify, .workspace = workspace, .forward = forward}};
+static const fla_plugin_function functions[] = {{.function = "chunk_simple_gla",
+                                                 .kernel = "recurrence",
+                                                 .verify = verify,
+                                                 .workspace = workspace,
+                                                 .forward = forward}};
 
 static const fla_plugin plugin = {.abi = FLA_PLUGIN_ABI,
                                   .name = "example",

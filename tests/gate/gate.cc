@@ -15,7 +15,7 @@ struct Topic {
   const char* name;
   FunctionTest test;
   bool (*applies)(const FunctionSpec&);
-  bool judges_backends;
+  enum class Judges : std::uint8_t { Function, Backends, Plugin } judges;
 };
 
 // The backend of the plug-in that is judged; empty: the library's own are.
@@ -65,12 +65,17 @@ std::map<std::string, Worst>& worst() {
 }  // namespace
 
 bool for_every_function(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&)) {
-  topics().push_back({topic, test, applies, false});
+  topics().push_back({topic, test, applies, Topic::Judges::Function});
   return true;
 }
 
 bool for_every_backend(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&)) {
-  topics().push_back({topic, test, applies, true});
+  topics().push_back({topic, test, applies, Topic::Judges::Backends});
+  return true;
+}
+
+bool for_every_plugin(const char* topic, FunctionTest test) {
+  topics().push_back({topic, test, nullptr, Topic::Judges::Plugin});
   return true;
 }
 
@@ -82,7 +87,7 @@ void register_function_tests() {
     const bool served = has_kernel(e, plugin()) || has_kernel(Registry::global().find(e->spec.backward), plugin());
     if (!plugin().empty() && !served) continue;
     for (const Topic& t : topics()) {
-      if (!plugin().empty() && !t.judges_backends) continue;
+      if (t.judges == (plugin().empty() ? Topic::Judges::Plugin : Topic::Judges::Function)) continue;
       if (t.applies != nullptr && !t.applies(e->spec)) continue;
       ::testing::RegisterTest(camel(e->spec.operation).c_str(), (e->spec.name + "/" + t.name).c_str(), nullptr, nullptr,
                               __FILE__, __LINE__,

@@ -32,6 +32,8 @@ using FunctionTest = void (*)(const Registry::Entry&);
 bool for_every_function(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&) = nullptr);
 // The same for tests that judge backends one by one: they judge a plug-in too.
 bool for_every_backend(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&) = nullptr);
+// For a plug-in alone: the built-in backends' cases may be too few of those that it takes.
+bool for_every_plugin(const char* topic, FunctionTest test);
 void register_function_tests();  // called by main
 // From now on this backend, of a plug-in, is the only one to be judged, and only tests that judge backends are
 // registered. It may refuse calls: they are counted, and a test in which it takes none is skipped.

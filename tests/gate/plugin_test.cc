@@ -25,7 +25,7 @@ void TunedSizes(const Registry::Entry& e) {
       }
 }
 
-const bool registered = for_every_backend("TunedSizes", TunedSizes);
+const bool registered = for_every_plugin("TunedSizes", TunedSizes);
 
 }  // namespace
 }  // namespace fla::gate
