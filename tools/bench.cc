@@ -35,7 +35,9 @@ Command add_bench(CLI::App& root) {
     if (b.rows.empty()) throw Stop(kNothing, "bench: nothing was selected");
     return b.exit_code();
   };
-  return {app, [o, run] { return with_plugin(o->plugin, o->json, run); }};
+  return {app, [o, run] {
+            return with_plugin(o->plugin, o->json, {{"machine", nullptr}, {"results", Json::array()}}, run);
+          }};
 }
 
 }  // namespace fla::tools

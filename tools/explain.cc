@@ -195,7 +195,9 @@ Command add_explain(CLI::App& root) {
   add_threads(app, o->call);
   add_plugin(app, o->plugin);
   add_json(app, o->json);
-  return {app, [o] { return with_plugin(o->plugin, o->json, [&](const std::string&) { return run(*o); }); }};
+  return {app, [o] {
+            return with_plugin(o->plugin, o->json, {{"op", o->op}}, [&](const std::string&) { return run(*o); });
+          }};
 }
 
 }  // namespace fla::tools

@@ -42,7 +42,7 @@ void add_plugin(CLI::App* app, PluginOptions& o) {
       ->check(integer(1, 1000000));
 }
 
-int with_plugin(const PluginOptions& o, bool json, const std::function<int(const std::string&)>& body) {
+int with_plugin(const PluginOptions& o, bool json, Json failed, const std::function<int(const std::string&)>& body) {
   if (o.path.empty()) return body("");
   PluginTrace* trace = map_trace();
   int alive[2];
@@ -73,7 +73,11 @@ int with_plugin(const PluginOptions& o, bool json, const std::function<int(const
   if (trace->finished.load() != 0) return trace->exit_code.load();
   const std::string text = death_text(*trace, status, hung, static_cast<double>(o.timeout_s));
   print(stderr, "fla: plug-in {}: {}\n", o.path, text);
-  if (json) print_json({{"plugin", o.path}, {"error", text}});
+  if (json) {
+    failed["plugin"] = o.path;
+    failed["error"] = error_json(kFailed, text);
+    print_json(failed);
+  }
   return kFailed;
 }
 

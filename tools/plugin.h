@@ -13,8 +13,9 @@ void add_plugin(CLI::App* app, PluginOptions& o);
 
 // Runs `body` and returns its exit code. With a plug-in that is in a child process which has loaded it; `body` gets the
 // name of its backend. A child that crashes, hangs or ends early is exit code 1 and a text that says where; with json
-// the same as a document on stdout. Without a plug-in it is body("").
-int with_plugin(const PluginOptions& o, bool json, const std::function<int(const std::string& backend)>& body);
+// also the document `failed` on stdout, with the text as "error". Without a plug-in it is body("").
+int with_plugin(const PluginOptions& o, bool json, Json failed,
+                const std::function<int(const std::string& backend)>& body);
 
 // Those of `ops` that the plug-in serves; the others are named on stderr. None at all is refused. Without a plug-in
 // everything stays.

@@ -111,7 +111,15 @@ Command add_verify(CLI::App& root) {
   add_plugin(app, o->plugin);
   add_json(app, o->json);
   return {app, [o] {
-            return with_plugin(o->plugin, o->json, [&](const std::string& backend) {
+            const Json failed = {{"machine", nullptr},
+                                 {"op", o->op},
+                                 {"gate", nullptr},
+                                 {"base", nullptr},
+                                 {"candidate", candidate_json()},
+                                 {"rows", Json::array()},
+                                 {"geomean", nullptr},
+                                 {"verdict", "blocked"}};
+            return with_plugin(o->plugin, o->json, failed, [&](const std::string& backend) {
               if (o->bench.call.backend.empty()) o->bench.call.backend = backend;
               return run(*o);
             });
