@@ -61,6 +61,11 @@ FLA_C_API const char* fla_version(void);
 /* What went wrong in this thread's last call that did not return FLA_OK. Never NULL. */
 FLA_C_API const char* fla_last_error(void);
 
+/* Makes the plug-in (fla/plugin.h) at this path a backend of every context. name, when not NULL, gets its backend's
+ * name, which lives as long as the process. Its code runs in this process: prove it with `fla gate --plugin` first. No
+ * call may be under way in another thread. */
+FLA_C_API fla_code fla_load_plugin(const char* path, const char** name);
+
 FLA_C_API fla_code fla_context_create(const fla_context_options* options, fla_context** out);
 FLA_C_API void fla_context_destroy(fla_context* ctx);
 

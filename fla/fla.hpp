@@ -34,4 +34,5 @@
 #include "fla/ops/simple_gla/simple_gla.h"
 #include "fla/registry/dynamic.h"
 #include "fla/registry/function.h"
+#include "fla/registry/plugin.h"
 #include "fla/registry/registry.h"

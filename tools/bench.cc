@@ -4,6 +4,7 @@
 #include "CLI/CLI.hpp"
 #include "tools/bench_runner.h"
 #include "tools/command.h"
+#include "tools/plugin.h"
 
 namespace fla::tools {
 
@@ -11,6 +12,7 @@ Command add_bench(CLI::App& root) {
   struct Options {
     std::vector<std::string> ops;
     BenchOptions bench;
+    PluginOptions plugin;
     bool json = false;
   };
   auto o = std::make_shared<Options>();
@@ -20,15 +22,21 @@ Command add_bench(CLI::App& root) {
       "  fla bench chunk_gla --custom-shapes '{\"mine\": {\"T\": 300, \"H\": 4, \"K\": 96, \"V\": 128}}' --json");
   app->add_option("OP", o->ops, "operators, families or 'all'")->required();
   add_bench_options(app, o->bench);
+  add_plugin(app, o->plugin);
   add_json(app, o->json);
-  return {app, [o] {
-            const BenchRun run = run_bench(select_operators(Registry::global(), o->ops), o->bench);
-            if (o->json)
-              print_json(to_json(run));
-            else
-              print_bench(run);
-            if (run.rows.empty()) throw Stop(kNothing, "bench: nothing was selected");
-            return run.exit_code();
+  const auto run = [o](const std::string& plugin) {
+    if (o->bench.call.backend.empty()) o->bench.call.backend = plugin;
+    const BenchRun b =
+        run_bench(keep_served(select_operators(Registry::global(), o->ops), o->plugin, plugin), o->bench);
+    if (o->json)
+      print_json(to_json(b));
+    else
+      print_bench(b);
+    if (b.rows.empty()) throw Stop(kNothing, "bench: nothing was selected");
+    return b.exit_code();
+  };
+  return {app, [o, run] {
+            return with_plugin(o->plugin, o->json, {{"machine", nullptr}, {"results", Json::array()}}, run);
           }};
 }
 

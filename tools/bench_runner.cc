@@ -14,6 +14,7 @@
 #include "tools/bench_shapes.h"
 #include "tools/common/cases.h"
 #include "tools/common/compare.h"
+#include "tools/common/plugin_guard.h"
 #include "tools/sizes.h"
 
 namespace fla::tools {
@@ -235,6 +236,7 @@ void repeat(const Context& ctx, Timed& t, bool count) {
 }
 
 void measure(const Context& ctx, std::deque<Timed>& rows, Progress& progress, const std::string& where) {
+  const PluginAtSpeed at_speed;
   for (Timed& t : rows) {
     t.ms.reserve(1 << 16);
     progress.show(fmt::format("bench: {} warming up {} {} {}", where, t.row->op, t.row->shape, t.row->mode));
@@ -288,14 +290,24 @@ void finish(Timed& t, const Roof& roof) {
   r.p80 = percentile(t.ms, 0.8);
   r.p90 = percentile(t.ms, 0.9);
   if (!r.error.empty()) return;
-  const auto not_finite = [](const Bound& b) -> std::string {
+  const auto wrong = [](const Bound& b) -> std::string {
     for (std::size_t i = 0; i < b.outputs.size(); ++i)
-      if (!all_finite(b.outputs[i].view())) return b.names[i];
+      if (!all_finite(b.outputs[i].view()))
+        return b.names[i] + " has NaN or infinity after timing, or was not written";
+      else if (!b.outputs[i].guards_intact())
+        return b.names[i] + ": memory beside it was written to during timing";
     return "";
   };
-  std::string bad = not_finite(p.forward);
-  if (bad.empty() && t.with_backward) bad = not_finite(p.backward);
-  if (!bad.empty()) r.error = bad + " has NaN or infinity after timing, or was not written";
+  r.error = wrong(p.forward);
+  if (r.error.empty() && t.with_backward) r.error = wrong(p.backward);
+  if (r.error.empty() && !p.workspace.guards_intact()) r.error = "memory beside the workspace was written to";
+}
+
+// Whether the one backend that is allowed has a kernel for the function at all.
+bool served_by(const std::string& backend, const std::string& function) {
+  if (backend.empty()) return true;
+  const std::vector<std::string> have = backends_of(Registry::global().find(function));
+  return std::find(have.begin(), have.end(), backend) != have.end();
 }
 
 std::vector<std::string> parse_modes(const std::string& text) {
@@ -368,7 +380,8 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
       Job job{e, &s, sizes_for(spec, s), false, {}, 0.0};
       for (const auto& mode : modes) {
         const bool backward = mode == "fwdbwd";
-        if (backward && spec.backward.empty() && o.modes.empty()) continue;
+        if (backward && o.modes.empty() && (spec.backward.empty() || !served_by(o.call.backend, spec.backward)))
+          continue;
         BenchRow row;
         row.op = spec.name;
         row.mode = mode;

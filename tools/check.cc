@@ -10,6 +10,7 @@
 #include "fla/core/text.h"
 #include "tools/command.h"
 #include "tools/common/fixture.h"
+#include "tools/plugin.h"
 
 namespace fla::tools {
 namespace {
@@ -18,6 +19,7 @@ struct Options {
   std::vector<std::string> paths;
   std::string function;
   CallOptions call;
+  PluginOptions plugin;
   bool json = false;
 };
 
@@ -40,6 +42,7 @@ Json to_json(const CheckResult& c) {
           {"ok", c.ok()},
           {"reason", c.reason},
           {"dropped_flags", c.dropped_flags},
+          {"uncovered_tensors", c.uncovered},
           {"tensors", std::move(tensors)}};
 }
 
@@ -128,6 +131,12 @@ int run(const Options& o) {
       rows.push_back({"  " + key.first, key.second, fmt::format("{} passed", row.first),
                       fmt::format("largest R {:.2g}", row.second)});
     print_table(rows, {2});
+    std::map<std::pair<std::string, std::string>, int> forward_only;
+    for (const auto& c : results)
+      if (!c.uncovered.empty()) ++forward_only[{c.function, c.backend}];
+    for (const auto& [key, n] : forward_only)
+      print("forward only {} ({} cases): backend {} has no backward, gradients are not covered\n", key.first, n,
+            key.second);
     for (const auto& [function, m] : missing)
       print("not covered {} ({} cases): {}\n", printable(function), m.first, m.second);
   }
@@ -149,15 +158,23 @@ Command add_check(CLI::App& root) {
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(root, "check", "Recompute recorded cases and compare",
                               "  fla check tests/golden/gla\n  fla check tests/golden --backend reference --json\n"
-                              "  fla check tests/golden/gla --function chunk_gla --dtype bf16");
+                              "  fla check tests/golden/gla --function chunk_gla --dtype bf16\n"
+                              "  fla check tests/golden/gla --plugin ./mine.so");
   app->add_option("FILE", o->paths, "recorded cases (.safetensors), or folders of them")->required();
   app->add_option("--function", o->function, "only this function of each file")->check(not_empty("a function"));
   add_backend(app, o->call);
   add_dtype(app, o->call);
   add_device(app, o->call);
   add_threads(app, o->call);
+  add_plugin(app, o->plugin);
   add_json(app, o->json);
-  return {app, [o] { return run(*o); }};
+  return {app, [o] {
+            const Json failed = {{"cases", Json::array()}, {"passed", 0}, {"failed", 1}, {"not_covered", 0}};
+            return with_plugin(o->plugin, o->json, failed, [&](const std::string& backend) {
+              if (o->call.backend.empty()) o->call.backend = backend;
+              return run(*o);
+            });
+          }};
 }
 
 }  // namespace fla::tools

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <exception>
+#include <new>
 
 #include "CLI/CLI.hpp"
 #include "fla/core/text.h"
@@ -18,6 +20,33 @@ namespace fla::tools {
 void refuse(const Status& s) {
   const bool users = s.code() == Code::InvalidArgument || s.code() == Code::Unsupported;
   throw Stop(users ? kUsage : kFailed, s.message());
+}
+
+namespace {
+
+int report(bool json, int code, const std::string& message) {
+  print(stderr, "fla: {}\n", message);
+  if (json && !json_printed()) print_json({{"error", error_json(code, message)}});
+  return code;
+}
+
+}  // namespace
+
+int report_errors(bool json, const std::function<int()>& body) {
+  int code = kFailed;
+  try {
+    code = body();
+  } catch (const Stop& e) {
+    code = report(json, e.code, e.what());
+  } catch (const std::bad_alloc&) {
+    code = report(json, kFailed, "out of memory");
+  } catch (const std::exception& e) {
+    code = report(json, kFailed, e.what());
+  }
+  const std::string error = finish_output();
+  if (error.empty()) return code;
+  print(stderr, "fla: stdout: cannot write the result: {}\n", error);
+  return kUsage;
 }
 
 CLI::App* add_command(CLI::App& root, const std::string& name, const std::string& doc, const std::string& examples) {

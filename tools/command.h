@@ -52,6 +52,10 @@ T check(Result<T> r) {
   return std::move(*r);
 }
 
+// Runs all that there is to run and returns the process's exit code. What `body` throws becomes one line on stderr and,
+// with json, a document on stdout; a result that could not be written is bad usage.
+int report_errors(bool json, const std::function<int()>& body);
+
 struct Command {
   CLI::App* app;
   std::function<int()> run;  // the exit code
@@ -75,6 +79,10 @@ CLI::Validator integer(std::int64_t least, std::int64_t most);
 // An empty value is a script's unset variable, not a wish for the default.
 CLI::Validator not_empty(const std::string& expected);
 
+struct PluginOptions {
+  std::string path;  // empty: none
+  int timeout_s = 60;
+};
 struct CallOptions {
   std::string device = "cpu";
   std::string backend;  // empty: dispatch decides

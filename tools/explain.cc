@@ -9,6 +9,7 @@
 #include "fla/registry/dynamic.h"
 #include "tools/command.h"
 #include "tools/common/machine.h"
+#include "tools/plugin.h"
 #include "tools/sizes.h"
 
 namespace fla::tools {
@@ -18,6 +19,7 @@ struct Options {
   std::string op, shape;
   std::vector<std::string> set, with;
   CallOptions call;
+  PluginOptions plugin;
   bool json = false;
 };
 
@@ -191,8 +193,11 @@ Command add_explain(CLI::App& root) {
   add_device(app, o->call);
   add_backend(app, o->call);
   add_threads(app, o->call);
+  add_plugin(app, o->plugin);
   add_json(app, o->json);
-  return {app, [o] { return run(*o); }};
+  return {app, [o] {
+            return with_plugin(o->plugin, o->json, {{"op", o->op}}, [&](const std::string&) { return run(*o); });
+          }};
 }
 
 }  // namespace fla::tools

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cctype>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -17,6 +19,7 @@
 
 #include "tools/common/frozen.h"
 #include "tools/common/machine.h"
+#include "tools/common/plugin_guard.h"
 
 extern char** environ;
 
@@ -103,7 +106,10 @@ struct Child {
   std::string tail;     // the running test's last output
   int passed = 0, failed = 0, skipped = 0;
   std::vector<GateResult::Failure> failures;
+  int accepted = 0, refused = 0;
   int status = 0;
+  PluginTrace* trace = nullptr;  // of a run with a plug-in
+  bool hung = false;
 };
 
 Child start(const std::string& program, const std::vector<std::string>& arguments) {
@@ -133,9 +139,16 @@ Child start(const std::string& program, const std::vector<std::string>& argument
   return c;
 }
 
-// Calls line(child, text) for every line of every child until all have ended.
+void kill_if_hung(Child& c, double limit) {
+  if (c.trace == nullptr || c.hung || seconds_inside(*c.trace) <= limit) return;
+  c.hung = true;
+  kill(c.pid, SIGKILL);
+}
+
+// Calls line(child, text) for every line of every child until all have ended. A child whose plug-in is at one call for
+// longer than `limit` seconds is killed.
 template <typename Fn>
-void follow(std::vector<Child>& children, Fn&& line) {
+void follow(std::vector<Child>& children, double limit, Fn&& line) {
   char buffer[65536];
   for (;;) {
     std::vector<pollfd> fds;
@@ -146,8 +159,9 @@ void follow(std::vector<Child>& children, Fn&& line) {
       open.push_back(&c);
     }
     if (fds.empty()) return;
-    if (poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR)
+    if (poll(fds.data(), fds.size(), limit > 0 ? 200 : -1) < 0 && errno != EINTR)
       throw Stop(kFailed, std::string("gate: poll: ") + std::strerror(errno));
+    for (Child* c : open) kill_if_hung(*c, limit);
     for (std::size_t i = 0; i < fds.size(); ++i) {
       if (fds[i].revents == 0) continue;
       Child& c = *open[i];
@@ -177,12 +191,13 @@ std::string exit_text(int status) {
   return fmt::format("exit status {}", WEXITSTATUS(status));
 }
 
-std::vector<std::string> list_tests(const std::string& program) {
+std::vector<std::string> list_tests(const std::string& program, std::vector<std::string> arguments) {
   std::vector<Child> child;
-  child.push_back(start(program, {"--gtest_list_tests"}));
+  arguments.insert(arguments.begin(), "--gtest_list_tests");
+  child.push_back(start(program, arguments));
   std::vector<std::string> tests;
   std::string suite, output;
-  follow(child, [&](Child&, std::string line) {
+  follow(child, 0, [&](Child&, std::string line) {
     output += line + "\n";
     line.erase(std::min(line.find("  # "), line.size()));
     line.erase(line.find_last_not_of(" \r") + 1);
@@ -243,6 +258,8 @@ void take_report(Child& c) {
     for (const auto& t : suite.value("testsuite", Json::array())) {
       const std::string name = suite.value("name", "") + "." + t.value("name", "");
       if (t.value("status", "") != "RUN") continue;
+      c.accepted += std::atoi(t.value("plugin_accepted", "0").c_str());
+      c.refused += std::atoi(t.value("plugin_refused", "0").c_str());
       if (t.contains("failures")) {
         std::string text;
         for (const auto& f : t["failures"]) text += f.value("failure", "") + "\n";
@@ -290,11 +307,15 @@ std::string find_gate() {
   return "";
 }
 
-GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset) {
+GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset,
+                    const PluginOptions& plugin) {
   const auto t0 = std::chrono::steady_clock::now();
   GateResult g;
   g.subset = subset;
   g.hash = frozen_hash();
+  g.plugin = plugin.path;
+  std::vector<std::string> with_plugin;
+  if (!plugin.path.empty()) with_plugin.push_back("--plugin=" + fs::absolute(plugin.path).string());
   const std::string program = find_gate();
   if (program.empty())
     refuse("gate: fla_gate was not found beside the program nor in ../libexec/fla; build it with `make build`");
@@ -312,7 +333,7 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     families.insert(e->spec.operation);
   }
   std::vector<std::string> tests;
-  for (const std::string& test : list_tests(program)) {
+  for (const std::string& test : list_tests(program, with_plugin)) {
     if (test.find("DISABLED_") != std::string::npos || !in_subset(test, subset)) continue;
     if (!everything) {
       const std::vector<std::string> about = subjects_of(r, test);
@@ -337,19 +358,30 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     for (std::size_t t = i; t < tests.size(); t += shards) mine.push_back(tests[t]);
     const fs::path report = temp.path / fmt::format("{}.json", i), flags = temp.path / fmt::format("{}.flags", i);
     std::ofstream(flags) << "--gtest_filter=" << join(mine, ":") << "\n";
-    children.push_back(start(
-        program, {"--gtest_flagfile=" + flags.string(), "--gtest_output=json:" + report.string(), "--gtest_color=no"}));
+    std::vector<std::string> arguments = {"--gtest_flagfile=" + flags.string(),
+                                          "--gtest_output=json:" + report.string(), "--gtest_color=no"};
+    PluginTrace* trace = nullptr;
+    if (!plugin.path.empty()) {
+      const std::string file = (temp.path / fmt::format("{}.trace", i)).string();
+      trace = map_trace(file);
+      if (trace == nullptr) throw Stop(kFailed, "gate: cannot map " + file + ": " + std::strerror(errno));
+      arguments.insert(arguments.end(), {with_plugin.front(), "--plugin-trace=" + file});
+    }
+    children.push_back(start(program, arguments));
+    children.back().trace = trace;
     children.back().tests = std::move(mine);
     children.back().report = report;
   }
   {
     Progress progress;
-    follow(children, [&](Child& c, const std::string& line) {
-      take_line(c, line);
-      int done = 0, failed = 0;
-      for (const Child& x : children) done += x.passed + x.failed + x.skipped, failed += x.failed;
-      progress.show(fmt::format("gate: {} of {}, {} failed  {}", done, tests.size(), failed, c.running.substr(0, 60)));
-    });
+    follow(children, plugin.path.empty() ? 0.0 : static_cast<double>(plugin.timeout_s),
+           [&](Child& c, const std::string& line) {
+             take_line(c, line);
+             int done = 0, failed = 0;
+             for (const Child& x : children) done += x.passed + x.failed + x.skipped, failed += x.failed;
+             progress.show(
+                 fmt::format("gate: {} of {}, {} failed  {}", done, tests.size(), failed, c.running.substr(0, 60)));
+           });
   }
   for (Child& c : children) {
     const bool died = WIFSIGNALED(c.status);
@@ -358,9 +390,11 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     // A process whose tests were all skipped says so by its status; others may have passed.
     const bool all_skipped =
         !died && WEXITSTATUS(c.status) == kNothing && c.skipped > 0 && done == static_cast<int>(c.tests.size());
-    if (died || (c.status != 0 && c.failed == 0 && !all_skipped)) {
+    const bool cut_short = c.trace != nullptr && c.trace->finished.load() == 0;  // perhaps with status 0
+    if (died || cut_short || (c.status != 0 && c.failed == 0 && !all_skipped)) {
       // The process fell, and its test with it.
-      const std::string what = exit_text(c.status);
+      const std::string what = cut_short ? death_text(*c.trace, c.status, c.hung, static_cast<double>(plugin.timeout_s))
+                                         : exit_text(c.status);
       c.failures.push_back({c.running.empty() ? "fla_gate" : c.running, what + "\n" + c.tail});
       ++c.failed;
       if (!c.running.empty()) ++done;
@@ -368,6 +402,8 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     g.passed += c.passed;
     g.failed += c.failed;
     g.skipped += c.skipped;
+    g.accepted += c.accepted;
+    g.refused += c.refused;
     g.not_run += std::max(0, static_cast<int>(c.tests.size()) - done);
     std::move(c.failures.begin(), c.failures.end(), std::back_inserter(g.failures));
   }
@@ -378,11 +414,18 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
 Json to_json(const GateResult& g) {
   Json failures = Json::array();
   for (const auto& f : g.failures) failures.push_back({{"test", f.test}, {"text", f.text}});
-  return {{"ops", g.ops},           {"subset", g.subset.empty() ? Json(nullptr) : Json(g.subset)},
-          {"selected", g.selected}, {"passed", g.passed},
-          {"failed", g.failed},     {"skipped", g.skipped},
-          {"not_run", g.not_run},   {"seconds", g.seconds},
-          {"hash", g.hash},         {"failures", std::move(failures)}};
+  return {{"ops", g.ops},
+          {"subset", g.subset.empty() ? Json(nullptr) : Json(g.subset)},
+          {"selected", g.selected},
+          {"passed", g.passed},
+          {"failed", g.failed},
+          {"skipped", g.skipped},
+          {"not_run", g.not_run},
+          {"seconds", g.seconds},
+          {"hash", g.hash},
+          {"failures", std::move(failures)},
+          {"plugin", g.plugin.empty() ? Json(nullptr)
+                                      : Json{{"path", g.plugin}, {"accepted", g.accepted}, {"refused", g.refused}}}};
 }
 
 void print_gate(const GateResult& g, std::FILE* to) {
@@ -398,10 +441,11 @@ void print_gate(const GateResult& g, std::FILE* to) {
   }
   std::string rest;
   if (g.not_run > 0) rest += fmt::format(", {} not run", g.not_run);
-  if (!g.subset.empty())
-    rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
-  else if (g.exit_code() == kNothing)
+  if (g.exit_code() == kNothing)
     rest += "; all were skipped: not green";
+  else if (!g.subset.empty())
+    rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
+  if (!g.plugin.empty()) print(to, "plug-in {}: {} calls taken, {} refused\n", g.plugin, g.accepted, g.refused);
   print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped, rest,
         g.seconds, g.hash);
 }

@@ -19,6 +19,8 @@ struct GateResult {
   double seconds = 0.0;
   std::string hash;  // of the frozen files
   std::vector<Failure> failures;
+  std::string plugin;             // its path; empty: none
+  int accepted = 0, refused = 0;  // calls that the plug-in took, and did not take, in tests that have ended
 
   int exit_code() const { return failed > 0 || not_run > 0 ? kFailed : passed > 0 ? kGood : kNothing; }
 };
@@ -27,7 +29,9 @@ struct GateResult {
 std::string find_gate();
 // `everything`: tests that name no operator too. `subset`: only tests whose full name contains it (or, with '*' or '?',
 // matches it).
-GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset);
+// With a plug-in: only the tests that judge a backend, and the plug-in is the backend that they judge.
+GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset,
+                    const PluginOptions& plugin = {});
 
 Json to_json(const GateResult& g);  // "passed", "failed", "skipped", "hash" and more
 // Failures and the summary line.

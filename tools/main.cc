@@ -1,7 +1,5 @@
 // The program `fla`: finds the subcommand, runs it, turns every error into one line and an exit code.
 #include <algorithm>
-#include <exception>
-#include <new>
 #include <sstream>
 #include <string_view>
 
@@ -50,33 +48,11 @@ bool wants_json(int argc, char** argv) {
   return std::any_of(argv + 1, argv + argc, [](const char* a) { return std::string_view(a) == "--json"; });
 }
 
-int report(bool json, int code, const std::string& message) {
-  print(stderr, "fla: {}\n", message);
-  if (json && !json_printed()) print_json({{"error", error_json(code, message)}});
-  return code;
-}
-
-int run_guarded(int argc, char** argv) {
-  const bool json = argc > 1 && wants_json(argc, argv);
-  try {
-    return run_program(argc, argv);
-  } catch (const Stop& e) {
-    return report(json, e.code, e.what());
-  } catch (const std::bad_alloc&) {
-    return report(json, kFailed, "out of memory");
-  } catch (const std::exception& e) {
-    return report(json, kFailed, e.what());
-  }
-}
-
 }  // namespace
 }  // namespace fla::tools
 
 int main(int argc, char** argv) {
   using namespace fla::tools;
-  const int code = run_guarded(argc, argv);
-  const std::string error = finish_output();
-  if (error.empty()) return code;
-  print(stderr, "fla: stdout: cannot write the result: {}\n", error);
-  return kUsage;
+  const bool json = argc > 1 && wants_json(argc, argv);
+  return report_errors(json, [&] { return run_program(argc, argv); });
 }

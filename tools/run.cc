@@ -17,6 +17,7 @@
 #include "tools/command.h"
 #include "tools/common/buffer.h"
 #include "tools/common/safetensors.h"
+#include "tools/plugin.h"
 
 namespace fla::tools {
 namespace {
@@ -28,6 +29,7 @@ struct Options {
   std::vector<std::string> set;
   bool backward = false, json = false;
   CallOptions call;
+  PluginOptions plugin;
 };
 
 // Finds out before the work whether the result can be written. The writer puts a new file beside the old one first.
@@ -162,8 +164,11 @@ Command add_run(CLI::App& root) {
   add_device(app, o->call);
   add_backend(app, o->call);
   add_threads(app, o->call);
+  add_plugin(app, o->plugin);
   add_json(app, o->json);
-  return {app, [o] { return run(*o); }};
+  return {app, [o] {
+            return with_plugin(o->plugin, o->json, {{"op", o->op}}, [&](const std::string&) { return run(*o); });
+          }};
 }
 
 }  // namespace fla::tools

@@ -8,6 +8,7 @@
 #include "tools/bench_runner.h"
 #include "tools/command.h"
 #include "tools/gate_runner.h"
+#include "tools/plugin.h"
 
 namespace fla::tools {
 namespace {
@@ -15,6 +16,7 @@ namespace {
 struct Options {
   std::string op, subset;
   BenchOptions bench;
+  PluginOptions plugin;
   bool no_gate = false, json = false;
 };
 
@@ -57,14 +59,14 @@ Json candidate_json() {
 }
 
 int run(const Options& o) {
-  const auto ops = select_operators(Registry::global(), {o.op});
+  const auto ops = keep_served(select_operators(Registry::global(), {o.op}), o.plugin, o.bench.call.backend);
   validate(ops, o.bench);
   std::optional<GateResult> gate;
   if (o.no_gate) {
     print(stderr, "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n",
           o.op);
   } else {
-    gate = run_gate(ops, o.op == "all", o.subset);
+    gate = run_gate(ops, o.op == "all", o.subset, o.plugin);
     print_gate(*gate, o.json ? stderr : stdout);
   }
   const int gate_code = gate ? gate->exit_code() : static_cast<int>(kGood);
@@ -99,14 +101,29 @@ Command add_verify(CLI::App& root) {
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(
       root, "verify", "Prove an operator right (gate), then time it",
-      "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json");
+      "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json\n"
+      "  fla verify --op chunk_gla --plugin ./mine.so");
   app->add_option("--op", o->op, "operator, family or 'all'")->required();
   app->add_option("--gate-k", o->subset, "only tests whose full name contains SUBSET: a signal, not a verdict")
       ->check(not_empty("part of a test's name"));
   app->add_flag("--no-gate", o->no_gate, "time without proof");
   add_bench_options(app, o->bench);
+  add_plugin(app, o->plugin);
   add_json(app, o->json);
-  return {app, [o] { return run(*o); }};
+  return {app, [o] {
+            const Json failed = {{"machine", nullptr},
+                                 {"op", o->op},
+                                 {"gate", nullptr},
+                                 {"base", nullptr},
+                                 {"candidate", candidate_json()},
+                                 {"rows", Json::array()},
+                                 {"geomean", nullptr},
+                                 {"verdict", "blocked"}};
+            return with_plugin(o->plugin, o->json, failed, [&](const std::string& backend) {
+              if (o->bench.call.backend.empty()) o->bench.call.backend = backend;
+              return run(*o);
+            });
+          }};
 }
 
 }  // namespace fla::tools

@@ -13,6 +13,7 @@
 #include "fla/core/version.h"
 #include "fla/fla.h"
 #include "fla/registry/dynamic.h"
+#include "fla/registry/plugin.h"
 
 struct fla_context {
   fla::Context ctx;
@@ -94,6 +95,21 @@ extern "C" {
 const char* fla_version(void) { return fla::version(); }
 
 const char* fla_last_error(void) { return t_error.c_str(); }
+
+fla_code fla_load_plugin(const char* path, const char** name) {
+  return guarded([&]() -> fla::Status {
+    if (path == nullptr) return null_argument("fla_load_plugin", "path");
+    const auto plugin = fla::load_plugin(path);
+    if (!plugin) return plugin.status();
+    if (name != nullptr) {
+      // The registry's own copy, which stays.
+      const fla::Registry::Entry* e = fla::Registry::global().find(plugin->functions.front());
+      for (const auto& c : e->candidates)
+        if (c.backend->name == plugin->name) *name = c.backend->name.c_str();
+    }
+    return {};
+  });
+}
 
 fla_code fla_context_create(const fla_context_options* options, fla_context** out) {
   return guarded([&]() -> fla::Status {

@@ -42,7 +42,7 @@ class Function {
   constexpr const char* name() const { return name_; }
 
  private:
-  // The library's own registry never changes after it is made, so the entry is looked up once.
+  // An entry of the library's own registry stays where it is, so it is looked up once.
   const Registry::Entry* entry(const Context& ctx) const {
     if (&ctx.registry() != &Registry::global()) return ctx.registry().find(name_);
     const Registry::Entry* e = entry_.load(std::memory_order_acquire);

@@ -11,14 +11,16 @@ namespace fla {
 
 void register_all(Registry& r);  // generated: every family, in name order
 
-const Registry& Registry::global() {
-  static const Registry* const instance = [] {
+Registry& Registry::instance() {
+  static Registry* const made = [] {
     auto* r = new Registry;  // never destroyed: calls may come from static destructors
     register_all(*r);
     return r;
   }();
-  return *instance;
+  return *made;
 }
+
+const Registry& Registry::global() { return instance(); }
 
 void Registry::add_function(FunctionSpec spec) {
   const std::string name = spec.name, operation = spec.operation;

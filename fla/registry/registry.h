@@ -132,6 +132,8 @@ class FLA_API Registry {
   std::vector<std::string> defects() const;
 
  private:
+  friend class PluginAccess;  // load_plugin adds to the library's own
+  static Registry& instance();
   void rebuild(const std::string& operation);
 
   std::map<std::string, Entry, std::less<>> functions_;

@@ -16,7 +16,21 @@ struct Topic {
   const char* name;
   FunctionTest test;
   bool (*applies)(const FunctionSpec&);
+  enum class Judges : std::uint8_t { Function, Backends, Plugin } judges;
 };
+
+// The backend of the plug-in that is judged; empty: the library's own are.
+std::string& plugin() {
+  static std::string name;
+  return name;
+}
+int accepted_calls = 0, refused_calls = 0;  // of the running test
+
+bool has_kernel(const Registry::Entry* e, const std::string& backend) {
+  return e != nullptr && std::ranges::any_of(e->candidates, [&](const auto& c) {
+           return c.backend->name == backend && c.kernel != nullptr;
+         });
+}
 
 std::vector<Topic>& topics() {
   static std::vector<Topic> list;
@@ -26,7 +40,14 @@ std::vector<Topic>& topics() {
 class FunctionCase : public ::testing::Test {
  public:
   FunctionCase(FunctionTest test, const Registry::Entry& e) : test_(test), entry_(e) {}
-  void TestBody() override { test_(entry_); }
+  void TestBody() override {
+    accepted_calls = refused_calls = 0;
+    test_(entry_);
+    if (plugin().empty()) return;
+    RecordProperty("plugin_accepted", accepted_calls);
+    RecordProperty("plugin_refused", refused_calls);
+    if (accepted_calls == 0 && !HasFailure()) GTEST_SKIP() << "the plug-in took none of this test's calls";
+  }
 
  private:
   FunctionTest test_;
@@ -45,14 +66,29 @@ std::map<std::string, Worst>& worst() {
 }  // namespace
 
 bool for_every_function(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&)) {
-  topics().push_back({topic, test, applies});
+  topics().push_back({topic, test, applies, Topic::Judges::Function});
   return true;
 }
+
+bool for_every_backend(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&)) {
+  topics().push_back({topic, test, applies, Topic::Judges::Backends});
+  return true;
+}
+
+bool for_every_plugin(const char* topic, FunctionTest test) {
+  topics().push_back({topic, test, nullptr, Topic::Judges::Plugin});
+  return true;
+}
+
+void judge_plugin(const std::string& backend) { plugin() = backend; }
 
 void register_function_tests() {
   for (const Registry::Entry* e : Registry::global().entries()) {
     if (e->spec.is_backward()) continue;
+    const bool served = has_kernel(e, plugin()) || has_kernel(Registry::global().find(e->spec.backward), plugin());
+    if (!plugin().empty() && !served) continue;
     for (const Topic& t : topics()) {
+      if (t.judges == (plugin().empty() ? Topic::Judges::Plugin : Topic::Judges::Function)) continue;
       if (t.applies != nullptr && !t.applies(e->spec)) continue;
       ::testing::RegisterTest(camel(e->spec.operation).c_str(), (e->spec.name + "/" + t.name).c_str(), nullptr, nullptr,
                               __FILE__, __LINE__,
@@ -83,6 +119,7 @@ const Context& context(const std::string& backend, int threads) {
 }
 
 std::vector<std::string> backends(const Registry::Entry& e) {
+  if (!plugin().empty()) return {plugin()};
   std::vector<std::string> names;
   for (const auto& c : e.candidates)
     if (c.kernel != nullptr && c.backend->device == DeviceType::Cpu) names.push_back(c.backend->name);
@@ -186,7 +223,22 @@ tools::Limits limits(const Case& c, const std::string& tensor) {
   return l;
 }
 
-void expect_ok(const Outcome& o, const std::string& what) { EXPECT_TRUE(o.ok()) << what << "\n  " << o.problem(); }
+bool refused(const Status& s) { return !plugin().empty() && s.code() == Code::Unsupported; }
+
+bool count_call(bool taken) {
+  if (plugin().empty()) return false;
+  ++(taken ? accepted_calls : refused_calls);
+  return !taken;
+}
+
+void expect_ok(const Outcome& o, const std::string& what) {
+  if (refused(o)) {
+    count_call(false);
+    return;
+  }
+  if (o.backend == plugin()) count_call(true);
+  EXPECT_TRUE(o.ok()) << what << "\n  " << o.problem();
+}
 
 namespace {
 
@@ -213,9 +265,11 @@ void compare_all(const Case& c, const std::string& backend, const Outcome& expec
 
 void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
   const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
-  compare_all(c, backend, wide.run(reference()), c.run(context(backend), o));
-  if (backward && !c.spec().backward.empty())
-    compare_all(c, backend, wide.run_backward(reference()), c.run_backward(context(backend), o));
+  const Outcome forward = c.run(context(backend), o);
+  if (!count_call(!refused(forward))) compare_all(c, backend, wide.run(reference()), forward);
+  if (!backward || c.spec().backward.empty()) return;
+  const Outcome gradients = c.run_backward(context(backend), o);
+  if (!count_call(!refused(gradients))) compare_all(c, backend, wide.run_backward(reference()), gradients);
 }
 
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what) {
@@ -236,9 +290,11 @@ void expect_close(const Outcome& expected, const Outcome& got, double R, const s
 
 void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what) {
   if (!expected.ok() || !got.ok()) {
-    expect_ok(expected, what);
-    return expect_ok(got, what);
+    if (!expected.ok()) expect_ok(expected, what);
+    if (!got.ok()) expect_ok(got, what);
+    return;
   }
+  expect_ok(got, what);
   EXPECT_FALSE(got.tensors.empty()) << what;
   EXPECT_EQ(expected.tensors.size(), got.tensors.size()) << what;
   for (const auto& [name, b] : got.tensors)

@@ -31,13 +31,21 @@ using FunctionTest = void (*)(const Registry::Entry&);
 
 // Registers `Family.function/Topic` for every public function, where `applies` says so (empty: everywhere).
 bool for_every_function(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&) = nullptr);
-void register_function_tests();                   // called by main
+// The same for tests that judge backends one by one: they judge a plug-in too.
+bool for_every_backend(const char* topic, FunctionTest test, bool (*applies)(const FunctionSpec&) = nullptr);
+// For a plug-in alone: the built-in backends' cases may be too few of those that it takes.
+bool for_every_plugin(const char* topic, FunctionTest test);
+void register_function_tests();  // called by main
+// From now on this backend, of a plug-in, is the only one to be judged, and only tests that judge backends are
+// registered. It may refuse calls: they are counted, and a test in which it takes none is skipped.
+void judge_plugin(const std::string& backend);
 std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
 
 // Strict contexts with poisoned workspaces, made once per (backend, threads).
 const Context& context(const std::string& backend, int threads = 2);
 inline const Context& reference() { return context(kReference); }
-// The CPU backends that serve a function, without the reference. Not empty: a function without one fails its tests.
+// The CPU backends that serve a function, without the reference; or the plug-in alone. Not empty: a function without
+// one fails its tests.
 std::vector<std::string> backends(const Registry::Entry& e);
 
 Sizes sizes(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std::int64_t V);
@@ -74,6 +82,11 @@ void common(Outcome& a, Outcome& b);
 void expect_equal_families(const Case& a, const Case& b, const std::map<std::string, std::string>& ignore = {});
 // [B, T, H] as [B, T, H, K]: each key channel has the head's gate.
 Buffer per_channel(const TensorView& g, std::int64_t K);
+// Whether a plug-in refused the call; never true of the library's own backends.
+bool refused(const Status& s);
+inline bool refused(const Outcome& o) { return refused(o.status); }
+// Counts a call that no expect_ function has seen. True where a plug-in did not take it, and there is nothing to judge.
+bool count_call(bool taken);
 
 // The largest R and block R that expect_agrees has seen, by backend and type: printed at the end of a run.
 void print_worst();

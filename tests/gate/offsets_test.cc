@@ -56,28 +56,28 @@ void FarStrides(const Registry::Entry& e) {
   who.emplace_back(kReference);
   for (const auto& backend : who) {
     const Context& ctx = context(backend);
-    const Outcome forward = c.run(ctx), gradients = c.run_backward(ctx);
-    if (!forward.ok() || !gradients.ok()) return expect_ok(forward, c.text()), expect_ok(gradients, c.text());
-    // Inputs, one at a time and along each axis.
-    for (const auto& name : c.input_names()) {
-      const TensorView& t = c.input(name);
-      for (int axis = 0; axis < t.ndim; ++axis) {
-        if (t.dim(axis) < 2) continue;
-        const auto sparse = std::make_shared<Sparse>(
-            t.dtype, std::vector<std::int64_t>(t.dims().begin(), t.dims().end()), axis, axis % 2 == 1);
-        ASSERT_TRUE(sparse->ok()) << "no address space for " << name;
-        tools::assign(sparse->view(), tools::values(t));
-        const Case far = c.with_view(name, sparse->view(), sparse);
-        const std::string what =
-            backend + ": " + c.text() + ", " + name + " with far strides on axis " + std::to_string(axis);
-        expect_same_bits(forward, far.run(ctx), what);
-        expect_same_bits(gradients, far.run_backward(ctx), what);
-      }
-    }
-    // Outputs and gradients.
     for (const bool backward : {false, true}) {
-      const Outcome& expected = backward ? gradients : forward;
-      for (const auto& [name, b] : expected.tensors)
+      const auto run = [&](const Case& x) { return backward ? x.run_backward(ctx) : x.run(ctx); };
+      const Outcome near = run(c);
+      expect_ok(near, c.text());
+      if (refused(near)) continue;
+      if (!near.ok()) return;
+      // Inputs, one at a time and along each axis.
+      for (const auto& name : c.input_names()) {
+        const TensorView& t = c.input(name);
+        for (int axis = 0; axis < t.ndim; ++axis) {
+          if (t.dim(axis) < 2) continue;
+          const auto sparse = std::make_shared<Sparse>(
+              t.dtype, std::vector<std::int64_t>(t.dims().begin(), t.dims().end()), axis, axis % 2 == 1);
+          ASSERT_TRUE(sparse->ok()) << "no address space for " << name;
+          tools::assign(sparse->view(), tools::values(t));
+          expect_same_bits(
+              near, run(c.with_view(name, sparse->view(), sparse)),
+              backend + ": " + c.text() + ", " + name + " with far strides on axis " + std::to_string(axis));
+        }
+      }
+      // Outputs and gradients.
+      for (const auto& [name, b] : near.tensors)
         for (int axis = 0; axis < b.view().ndim; ++axis) {
           if (b.view().dim(axis) < 2) continue;
           const Sparse sparse(b.dtype(), b.shape(), axis, axis % 2 == 0);
@@ -87,6 +87,7 @@ void FarStrides(const Registry::Entry& e) {
           ASSERT_TRUE(call->outputs(ctx).ok());
           ASSERT_TRUE(call->bind(name, sparse.view()).ok());
           const Status s = call->run(ctx);
+          if (refused(s)) continue;
           ASSERT_TRUE(s.ok()) << s.message();
           EXPECT_TRUE(tools::same_bits(b.view(), sparse.view()))
               << backend << ": " << c.text() << ", " << name << " with far strides on axis " << axis;
@@ -95,7 +96,7 @@ void FarStrides(const Registry::Entry& e) {
   }
 }
 
-const bool registered = for_every_function("FarStrides", FarStrides);
+const bool registered = for_every_backend("FarStrides", FarStrides);
 
 }  // namespace
 }  // namespace fla::gate

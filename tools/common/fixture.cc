@@ -180,6 +180,13 @@ class Runner {
     }
   }
 
+  // Whether a backend that is the only one allowed has a kernel for the function at all.
+  static bool serves(const Registry::Entry& e, const std::string& backend) {
+    return backend.empty() || backend == kReference || std::ranges::any_of(e.candidates, [&](const auto& c) {
+             return c.backend->name == backend && c.kernel != nullptr;
+           });
+  }
+
   bool family_has_flag(const std::string& name) const {
     return std::ranges::any_of(ctx_.registry().entries(), [&](const Registry::Entry* e) {
       return e->spec.operation == spec().operation && e->spec.find_flag(name) != nullptr;
@@ -306,6 +313,10 @@ class Runner {
     }
     Result<DynamicCall> call = call_.backward(ctx_.registry());
     if (!call) return stop(call.status());
+    if (!serves(call->entry(), ctx_.options().backend)) {
+      for (const auto& name : file_.gradients) result_.uncovered.push_back("grad." + name);
+      return;
+    }
     for (const auto& name : file_.upstreams) {
       TensorView t = file_.view("grad_out." + name);
       if (options_.dtype != DType::F32) {

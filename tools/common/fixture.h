@@ -33,6 +33,7 @@ struct CheckResult {
   Status status = Status::NotCovered;
   std::string reason;  // why not ok
   std::vector<std::string> dropped_flags;
+  std::vector<std::string> uncovered;  // gradients in the file, where the one backend allowed has no backward
   std::vector<TensorResult> tensors;
 
   bool ok() const { return status == Status::Ok; }
