@@ -193,7 +193,7 @@ double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, boo
   for (const auto& [name, v] : spec.bench_flags)
     if (const FlagSpec* f = spec.find_flag(name); f != nullptr && f->set) f->set(args.get(), v);
   for (const auto& a : spec.args) {
-    if (!a.required && a.gen.kind == Gen::Kind::None && a.role == Role::Input) continue;
+    if (!a.required && !a.gen.by_default() && a.role == Role::Input) continue;
     if (!a.requested_by.empty()) continue;
     double n = 1.0;
     for (const auto& d : a.dims) n *= static_cast<double>(axis_size(s, spec, args.get(), d));

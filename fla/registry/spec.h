@@ -23,12 +23,25 @@ namespace fla {
 
 // How tools make an input. The benchmark uses the plain form; the gate adds the regimes of a log gate.
 struct Gen {
-  // Against: rows of the input `of`, each times a number in (-1, 0).
-  enum class Kind : std::uint8_t { Normal, AbsNormal, LogSigmoid, Sigmoid, UnitRows, NegUniform, Against, None };
+  // Against: rows of the input `of`, each times a number in (-1, 0). Moment: X X^T / width over the last two axes,
+  // symmetric and positive semidefinite as a second moment is.
+  enum class Kind : std::uint8_t {
+    Normal,
+    AbsNormal,
+    LogSigmoid,
+    Sigmoid,
+    UnitRows,
+    NegUniform,
+    Against,
+    None,
+    Moment,
+  };
   Kind kind = Kind::Normal;
   double min = -1e30;  // LogSigmoid: lower clamp. NegUniform: values in [min, 0]
   double scale = 1.0;  // factor on Normal
   std::string of{};    // Against
+  // An optional input is made without being asked for: a gate, a strength, but no state.
+  bool by_default() const { return kind != Kind::None && kind != Kind::Moment; }
   bool log_gate() const { return kind == Kind::LogSigmoid || kind == Kind::NegUniform; }
 };
 

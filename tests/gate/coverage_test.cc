@@ -190,7 +190,9 @@ void Strides(const Registry::Entry& e) {
       const int axes = c.input(name).ndim;
       Case whole = c;
       for (int axis = 0; axis < axes; ++axis) {
-        expect_agrees(c.expand(name, axis), backend);
+        // Equal rows, or equal columns, are no symmetric matrix; both are.
+        const bool half = e.spec.find_arg(name)->gen.kind == Gen::Kind::Moment && axis >= axes - 2;
+        if (!half) expect_agrees(c.expand(name, axis), backend);
         whole = whole.expand(name, axis);
       }
       expect_agrees(whole, backend);
@@ -239,10 +241,9 @@ void NoTokens(const Registry::Entry& e) {
   for_each_backend(e, [&](const std::string& backend) {
     const Case c = with_state(make_case(e.spec.name, sizes(2, 0, 2, 12, 17)));
     expect_agrees(c, backend);
-    const Outcome o = c.run(context(backend)), b = c.run_backward(context(backend));
+    const Outcome o = c.run(context(backend));
     expect_ok(o, c.text());
-    expect_ok(b, c.text());
-    if ((!o.ok() && !refused(o)) || (!b.ok() && !refused(b)) || !c.takes("initial_state")) return;
+    if ((!o.ok() && !refused(o)) || !c.takes("initial_state")) return;
     for (const auto& [name, t] : o.tensors)
       if (name == "out.final_state" || name == "out.final_state.0") {
         EXPECT_EQ(tools::values(t.view()), tools::values(c.input("initial_state"))) << c.text();

@@ -146,6 +146,15 @@ bool allows(const FunctionSpec& spec, const Sizes& s) {
   return fits("K", s.K) && fits("V", s.V) && fits("D", s.D);
 }
 
+std::int64_t at_most(const FunctionSpec& spec, const std::string& symbol, std::int64_t n) {
+  const auto it = spec.max_dim.find(symbol);
+  return it == spec.max_dim.end() || it->second == 0 ? n : std::min(n, it->second);
+}
+
+std::vector<bool> passes(const FunctionSpec& spec) {
+  return spec.backward.empty() ? std::vector<bool>{false} : std::vector<bool>{false, true};
+}
+
 std::vector<std::string> gates(const Case& c) {
   std::vector<std::string> names;
   for (const auto& n : c.input_names())
@@ -209,6 +218,8 @@ tools::Limits limits(const Case& c, const std::string& tensor) {
   const DType dtype = c.options().dtype;
   tools::Limits l;
   const bool gradient = tensor.starts_with("grad.");
+  // What is left where the query cancels: exact against the query, not against itself.
+  if (tensor == "out.cg_residual") l.R = 1e-3;
   if (dtype != DType::F32) {
     const double page = spec.tolerance_of(gradient ? "d" + tensor.substr(5) : tensor.substr(4));
     l.R = dtype == DType::F16 ? page : std::max(page, gradient ? 0.01 : 0.005);

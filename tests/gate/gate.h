@@ -52,8 +52,10 @@ Sizes sizes(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std:
 Sizes packed(std::vector<std::int64_t> cu_seqlens, std::int64_t H, std::int64_t K, std::int64_t V,
              DType index = DType::I64);
 bool allows(const FunctionSpec& spec, const Sizes& s);  // widths within what the function takes
-std::vector<std::string> gates(const Case& c);          // inputs that are log gates
-std::string first_wide(const FunctionSpec& spec);       // "q" or "x"
+std::int64_t at_most(const FunctionSpec& spec, const std::string& symbol, std::int64_t n);  // n, or its largest width
+std::vector<bool> passes(const FunctionSpec& spec);  // whether backward: false, and true where there is a gradient
+std::vector<std::string> gates(const Case& c);       // inputs that are log gates
+std::string first_wide(const FunctionSpec& spec);    // "q" or "x"
 bool takes(const FunctionSpec& spec, std::string_view input);
 bool takes_dim(const FunctionSpec& spec, std::string_view symbol);
 // The case with whatever has to come with this input or flag ("A_log" with use_gate_in_kernel).

@@ -29,7 +29,7 @@ std::vector<std::string> with_reference(const Registry::Entry& e) {
 void Misaligned(const Registry::Entry& e) {
   for (const auto& backend : with_reference(e))
     for (const Case& c : cases(e.spec))
-      for (const bool backward : {false, true}) {
+      for (const bool backward : passes(e.spec)) {
         const auto run = [&](const RunOptions& o) {
           return backward ? c.run_backward(context(backend), o) : c.run(context(backend), o);
         };
@@ -71,7 +71,7 @@ std::size_t bytes_of(const TensorView& t) { return static_cast<std::size_t>(t.nu
 void EdgeOfMemory(const Registry::Entry& e) {
   for (const auto& backend : with_reference(e))
     for (const DType dtype : {DType::F32, DType::BF16})
-      for (const bool backward : {false, true}) {
+      for (const bool backward : passes(e.spec)) {
         const Case small = make_case(e.spec.name, sizes(2, 70, 2, 20, 33), {.dtype = dtype});
         const Case c = (small.takes("initial_state") ? small.with("initial_state") : small).prepared();
         const std::string what = backend + ": " + c.text() + (backward ? " backward" : "");

@@ -150,7 +150,7 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
   for (const auto& a : c.spec_->args) {
     if (a.role != Role::Input) continue;
     const bool packed = a.name == "cu_seqlens" && !sizes.cu_seqlens.empty();
-    if (packed || a.required || (a.types != Types::Index && a.gen.kind != Gen::Kind::None))
+    if (packed || a.required || (a.types != Types::Index && a.gen.by_default()))
       c.inputs_.emplace(a.name, c.generate(a, a.name));
   }
   if (!sizes.cu_seqlens.empty() && c.spec_->find_arg("cu_seqlens") == nullptr)
@@ -282,6 +282,15 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
         if (norm > 0.0)
           for (std::uint64_t i = row; i < row + width; ++i) x[i] /= norm;
       }
+    if (kind == Gen::Kind::Moment && width > 0) {
+      const std::vector<double> root = x;
+      for (std::uint64_t i = 0; i < n; ++i) {
+        const std::uint64_t row = i / width, column = row - row % width + i % width;
+        x[i] = 0.0;
+        for (std::uint64_t j = 0; j < width; ++j) x[i] += root[row * width + j] * root[column * width + j];
+        x[i] /= static_cast<double>(width);
+      }
+    }
   }
   if (options_.bf16_exact && a.types != Types::Index)
     for (double& e : x) e = to_float(to_bf16(static_cast<float>(e)));
