@@ -26,9 +26,11 @@ struct MesaNetArgs {
   TensorView cu_seqlens_cpu;             // the same in host memory; changes no value
   TensorView o;                          // [B, T, H, K] as q
   TensorView h_kk_final, h_kv_final;     // [N, H, K, K] F32
+  TensorView cg_iterations;              // [B, T, H] F32: steps with a residual to reduce; 0 for a zero query, else all
+  TensorView cg_residual;                // [B, T, H] F32: |r| after the last step
 };
 
-struct MesaNetBackwardArgs : MesaNetArgs {  // o and the final states are not read
+struct MesaNetBackwardArgs : MesaNetArgs {  // outputs of the forward are not read
   TensorView do_;                           // [B, T, H, K]; absent = zeros
   TensorView dh_kkt, dh_kvt;                // [N, H, K, K], of h_kk_final and h_kv_final; absent = zeros
   TensorView dq, dk, dv;                    // as q, k, v
@@ -49,6 +51,8 @@ struct MesaNetStepArgs {
   TensorView o;                        // [B, H, V] as q
   TensorView h_kk;                     // [B, H, K, K] F32; may be exactly prev_h_kk's memory
   TensorView h_kv;                     // [B, H, K, V] F32; may be exactly prev_h_kv's memory
+  TensorView cg_iterations;            // [B, H] F32, as above
+  TensorView cg_residual;              // [B, H] F32
 };
 
 inline constexpr FunctionId<MesaNetArgs> kChunkMesaNet{"chunk_mesa_net"};

@@ -32,12 +32,17 @@ double dot(std::int64_t n, const double* x, const double* y) {
   return sum;
 }
 
+struct Solve {
+  double iterations, residual;
+};
+
 // (3): `steps` steps from x, which has residual r. p and y are scratch. The 1e-5 belong to the operator.
-void conjugate_gradients(std::int64_t K, const double* A, const double* lamb, std::int64_t steps, double* x, double* r,
-                         double* p, double* y) {
+Solve conjugate_gradients(std::int64_t K, const double* A, const double* lamb, std::int64_t steps, double* x, double* r,
+                          double* p, double* y) {
   std::copy_n(r, K, p);
-  double delta = dot(K, r, r);
+  double delta = dot(K, r, r), iterations = 0.0;
   for (std::int64_t step = 0; step < steps; ++step) {
+    if (delta > 0.0) iterations += 1.0;
     multiply(K, A, lamb, p, y);
     const double alpha = delta / (dot(K, p, y) + 1e-5);
     for (std::int64_t i = 0; i < K; ++i) {
@@ -48,6 +53,7 @@ void conjugate_gradients(std::int64_t K, const double* A, const double* lamb, st
     for (std::int64_t i = 0; i < K; ++i) p[i] = r[i] + next / (delta + 1e-5) * p[i];
     delta = next;
   }
+  return {iterations, std::sqrt(delta)};
 }
 
 // M becomes the factors of A + diag(lamb) with its rows exchanged; row[i] tells which row went to i.
@@ -181,11 +187,13 @@ void forward_one(const Walk& w, const Memory& m) {
   w.get_states(w.a.h_kk_init, w.a.h_kv_init, m.S);
   for (std::int64_t t = 0; t < w.length; ++t) {
     w.advance(m, t, m.S);
-    if (!w.a.o) continue;
+    if (!w.a.o && !w.a.cg_iterations && !w.a.cg_residual) continue;
     w.get_unit(w.a.q, t, m.r);
     std::fill_n(m.z, K, 0.0);
-    conjugate_gradients(K, m.S, m.lamb, w.a.max_CG_iteration, m.z, m.r, m.p, m.y);
-    for (std::int64_t j = 0; j < K; ++j) {  // (2)
+    const Solve s = conjugate_gradients(K, m.S, m.lamb, w.a.max_CG_iteration, m.z, m.r, m.p, m.y);
+    if (w.a.cg_iterations) store(w.a.cg_iterations, s.iterations, w.row, w.begin + t, w.h);
+    if (w.a.cg_residual) store(w.a.cg_residual, s.residual, w.row, w.begin + t, w.h);
+    for (std::int64_t j = 0; j < K && w.a.o; ++j) {  // (2)
       double o = 0.0;
       for (std::int64_t i = 0; i < K; ++i) o += m.S[(K + i) * K + j] * m.z[i];
       store(w.a.o, o, w.row, w.begin + t, w.h, j);
@@ -327,7 +335,9 @@ Status step(const MesaNetStepArgs& a, const CallInfo& c, std::span<std::byte> wo
     }
     multiply(K, A, lamb, x, y);
     for (std::int64_t i = 0; i < K; ++i) r[i] = q[i] - y[i];
-    conjugate_gradients(K, A, lamb, a.max_CG_iteration, x, r, p, y);
+    const Solve s = conjugate_gradients(K, A, lamb, a.max_CG_iteration, x, r, p, y);
+    if (a.cg_iterations) store(a.cg_iterations, s.iterations, n, h);
+    if (a.cg_residual) store(a.cg_residual, s.residual, n, h);
     for (std::int64_t j = 0; j < V && a.o; ++j) {
       double o = 0.0;
       for (std::int64_t i = 0; i < K; ++i) o += C[i * V + j] * x[i];

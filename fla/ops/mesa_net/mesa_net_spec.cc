@@ -16,6 +16,17 @@ double forward_flops(const Dims& d) {
 }
 double backward_flops(const Dims& d) { return 2.5 * forward_flops(d); }
 
+// How the solve went, per token.
+template <typename A, typename G>
+void add_statistics(OpSpec<A, G>& s, std::string_view dims) {
+  ArgOptions o = {.types = Types::Acc, .requested_by = "output_cg_statistics"};
+  o.doc = "steps with a residual to reduce: 0 for a zero query, else max_CG_iteration";
+  s.out("cg_iterations", &A::cg_iterations, dims, nullptr, o);
+  o.doc = "length of the residual after the last step";
+  s.out("cg_residual", &A::cg_residual, dims, nullptr, o);
+  s.output_flag("output_cg_statistics", "return the solve's step counts and residuals");
+}
+
 // A regulariser must be above 0.
 Gen regulariser() { return {.kind = Gen::Kind::AbsNormal}; }
 
@@ -36,16 +47,18 @@ void register_mesa_net_spec(Registry& r) {
              .gen = regulariser(),
              .doc = "diagonal regulariser, above 0; 0.25 or more advised"});
     const ArgOptions state = extra_input("absent = zeros", Types::Acc);
+    ArgOptions moment = extra_input("symmetric, positive semidefinite; absent = zeros", Types::Acc);
+    moment.gen.kind = Gen::Kind::Moment;
     const ArgOptions last = {.types = Types::Acc, .requested_by = "output_final_state", .doc = "F32"};
-    s.opt_in("h_kk_init", &A::h_kk_init, "N H K K", &G::dh_kk0,
-             extra_input("symmetric, positive semidefinite; absent = zeros", Types::Acc))
+    s.opt_in("h_kk_init", &A::h_kk_init, "N H K K", &G::dh_kk0, moment)
         .opt_in("h_kv_init", &A::h_kv_init, "N H K K", &G::dh_kv0, state)
         .out("o", &A::o, "B T H K", &G::do_, {.doc = "output"})
         .out("h_kk_final", &A::h_kk_final, "N H K K", &G::dh_kkt, last)
         .out("h_kv_final", &A::h_kv_final, "N H K K", &G::dh_kvt, last)
-        .output_flag("output_final_state", "return both states after the last token")
-        .flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
-              "steps of conjugate gradients, always all of them")
+        .output_flag("output_final_state", "return both states after the last token");
+    add_statistics(s, "B T H");
+    s.flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
+           "steps of conjugate gradients, always all of them")
         .opt_in(
             "cu_seqlens", &A::cu_seqlens, "N+1", nullptr,
             {.types = Types::Index, .gen = {.kind = Gen::Kind::None}, .doc = "boundaries of packed sequences, B = 1"});
@@ -67,13 +80,14 @@ void register_mesa_net_spec(Registry& r) {
             {.types = Types::Float, .gen = regulariser(), .doc = "diagonal regulariser, above 0"})
         .in("beta", &A::beta, "B H", nullptr, strength_input("weight of the token"))
         .in("prev_h_kk", &A::prev_h_kk, "B H K K", nullptr,
-            {.types = Types::Acc, .gen = {.scale = 0.0}, .doc = "symmetric, positive semidefinite"})
+            {.types = Types::Acc, .gen = {.kind = Gen::Kind::Moment}, .doc = "symmetric, positive semidefinite"})
         .in("prev_h_kv", &A::prev_h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "the other state"})
         .out("o", &A::o, "B H V", nullptr, {.doc = "output"})
         .out("h_kk", &A::h_kk, "B H K K", nullptr, {.types = Types::Acc, .doc = "F32"})
-        .out("h_kv", &A::h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "F32"})
-        .flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
-              "steps of conjugate gradients, always all of them");
+        .out("h_kv", &A::h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "F32"});
+    add_statistics(s, "B H");
+    s.flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
+           "steps of conjugate gradients, always all of them");
     s.max_dim("K", 128).max_dim("V", 128).tolerance(0.005).family_export();
     s.doc("MesaNet, one token: for decoding.", kSource);
     FunctionSpec f = s.take_forward();
