@@ -102,6 +102,8 @@ int run(const Options& o) {
         if (x.role == Role::Input && !x.required) optional.push_back(x.name);
       refuse("--with: {} has no argument '{}'; optional ones: {}", spec.name, name, join(optional));
     }
+    if (a->types == Types::Index && !name.starts_with("cu_seqlens"))
+      refuse("--with: '{}' holds what no shape tells, and changes no route", name);
     if (a->required) refuse("--with: expected an optional argument, got '{}', which every call needs and has", name);
     if (name != word && !name.starts_with("cu_seqlens"))
       refuse("--with: expected '{}' without a value, got '{}'", name, word);

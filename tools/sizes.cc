@@ -47,6 +47,8 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
     s.HV = need("HV", given("HV"));
     if (s.HV == 0 || s.H == 0 || s.HV % s.H != 0) refuse("{}HV: expected a multiple of H = {}, got {}", who, s.H, s.HV);
   }
+  if (const auto most = spec.max_dim.find("T"); most != spec.max_dim.end() && s.T > most->second)
+    refuse("{}T: expected 1 to {}, got {}", who, most->second, s.T);
   if (uses(spec, "K")) s.K = need("K", given("K") >= 0 ? given("K") : D, " (or D)");
   if (uses(spec, "V")) s.V = need("V", given("V") >= 0 ? given("V") : D, " (or D)");
   if (uses(spec, "D")) s.D = need("D", D) * (given("H") >= 0 && !uses(spec, "H") ? given("H") : 1);

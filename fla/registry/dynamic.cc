@@ -198,10 +198,12 @@ Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context& ctx
     const ArgSpec* of = a.role == Role::Gradient ? spec.find_arg(a.of) : nullptr;
     if (of != nullptr && !of->get(args_.get())) continue;
     if (!a.requested_by.empty() && !flag_on(a.requested_by)) continue;
+    if (!spec.has_output(a, args_.get())) continue;
     // Of a pair's second part: only calls that deal in pairs produce it.
     if (a.role == Role::Output && spec.pair_state && a.name.ends_with(".1") && !spec.pair_outputs(args_.get()))
       continue;
-    Output o{output_name(a), wide, {}};
+    Output o{output_name(a), wide, {}, {}};
+    if (!a.starts_as.empty()) o.contents = spec.find_arg(a.starts_as)->get(args_.get());
     if (a.types == Types::Acc) o.dtype = wide == DType::F64 ? DType::F64 : DType::F32;
     if (a.types == Types::Like) o.dtype = spec.find_arg(a.like)->get(args_.get()).dtype;
     for (std::size_t i = 0; i < spec.dims_of(a, args_.get()).size(); ++i) {

@@ -37,6 +37,9 @@ class FLA_API DynamicCall {
     std::string name;  // "out.o", "grad.q"
     DType dtype;
     std::vector<std::int64_t> shape;
+    // Present: the call writes a part of this output, so its memory must hold these values first (or be this memory;
+    // left unbound, the call writes there).
+    TensorView contents{};
   };
   Result<std::vector<Output>> outputs(const Context& ctx);
   // Binds memory to one of outputs(); an output left unbound is not computed.

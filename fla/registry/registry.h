@@ -83,8 +83,9 @@ class FLA_API Registry {
 
   template <typename F, typename G>
   void add(OpSpec<F, G>& spec) {
+    const bool both = spec.has_backward();
     add_function(spec.take_forward());
-    add_function(spec.take_backward());
+    if (both) add_function(spec.take_backward());
   }
   void add_function(FunctionSpec spec);
   void add_backend(const std::string& operation, Backend backend);

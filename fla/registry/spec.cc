@@ -48,6 +48,13 @@ double FunctionSpec::tolerance_of(std::string_view tensor) const {
   return it == tolerance.end() ? 0.005 : it->second;
 }
 
+bool FunctionSpec::written_in_place(const ArgSpec& input, const void* call) const {
+  if (input.role != Role::Input) return false;
+  for (const auto& a : args)
+    if (a.starts_as == input.name && has_output(a, call)) return !a.get(const_cast<void*>(call));
+  return false;
+}
+
 const std::vector<std::string>& FunctionSpec::dims_of(const ArgSpec& a, const void* call) const {
   if (a.other_dims.empty()) return a.dims;
   const ArgSpec* shaped = a.role == Role::Gradient ? find_arg(a.of) : &a;
@@ -126,7 +133,7 @@ struct Checker {
     if (t.data == nullptr && t.numel() > 0) return bad(a.name, "data pointer is null, shape " + shape_string(t.dims()));
     if (reinterpret_cast<std::uintptr_t>(t.data) % size_of(t.dtype) != 0)
       return bad(a.name, "data pointer is not aligned to its " + std::to_string(size_of(t.dtype)) + "-byte elements");
-    if ((a.role == Role::Output || a.role == Role::Gradient) && overlaps_itself(t))
+    if ((a.role == Role::Output || a.role == Role::Gradient || spec.written_in_place(a, args)) && overlaps_itself(t))
       return bad(a.name, "an output whose elements overlap: shape " + shape_string(t.dims()) + ", strides " +
                              shape_string({t.stride.data(), static_cast<std::size_t>(t.ndim)}));
     return {};
@@ -207,10 +214,10 @@ struct Checker {
         dims.set(s, t.dim(i));
         const auto most = spec.max_dim.find(s);
         if (most != spec.max_dim.end() && (t.dim(i) < 1 || (most->second > 0 && t.dim(i) > most->second)))
-          return bad(a.name, "width " + s + " must be " +
+          return bad(a.name, (s == "T" ? "tokens T" : "width " + s) + " must be " +
                                  (most->second > 0 ? "1 to " + std::to_string(most->second) : "at least 1") +
                                  " in this function, got " + std::to_string(t.dim(i)));
-        if (s != "B" && s != "T" && s != "N" && t.dim(i) < 1)
+        if (s != "B" && s != "T" && s != "N" && s != "P" && t.dim(i) < 1)
           return bad(a.name, "size " + s + " must be at least 1, got " + shape_string(t.dims()));
       }
     }
@@ -282,6 +289,8 @@ struct Checker {
         if (a.required) return bad(a.name, "required, but not given");
         continue;
       }
+      if (!spec.has_output(a, args))
+        return bad(a.name, "given, but this call has no such output: expected " + a.only_when_text);
       if (Status s = type(a, t); !s) return s;
       if (Status s = shape(a, t); !s) return s;
       if (Status s = memory(a, t); !s) return s;
@@ -309,8 +318,9 @@ struct Checker {
     }
     // Whatever a kernel multiplies (states times tokens, scores) stays below this, so sizes and offsets fit 64 bits.
     std::int64_t all = 64;
-    for (const char* symbol : {"B", "T", "H", "K", "V", "D", "R"}) {
+    for (const char* symbol : {"B", "T", "H", "K", "V", "D", "R", "S"}) {
       std::int64_t n = std::max<std::int64_t>(dims[symbol], 1);
+      if (symbol[0] == 'B') n = std::max(n, dims["P"]);
       if (symbol[0] == 'T') n = std::max(n, dims["N"]);
       if (symbol[0] == 'H') n = std::max(n, dims["HV"]);
       if (__builtin_mul_overflow(all, n, &all))
@@ -351,7 +361,8 @@ Status check_overlaps(const FunctionSpec& spec, const void* args) {
   const auto view = [&](const ArgSpec& a) -> const TensorView& { return a.get(const_cast<void*>(args)); };
   for (const auto& out : spec.args) {
     const TensorView& o = view(out);
-    if ((out.role != Role::Output && out.role != Role::Gradient) || !o || o.numel() == 0) continue;
+    const bool in_place = spec.written_in_place(out, args);
+    if ((out.role != Role::Output && out.role != Role::Gradient && !in_place) || !o || o.numel() == 0) continue;
     for (const auto& other : spec.args) {
       const TensorView& t = view(other);
       if (&other == &out || !t || t.numel() == 0 || !(t.device == o.device)) continue;
@@ -362,6 +373,8 @@ Status check_overlaps(const FunctionSpec& spec, const void* args) {
       if (!dense(o) && !dense(t)) continue;
       if (out.name.starts_with("final_state") && other.name == "initial_state" + out.name.substr(11) && same_view(o, t))
         continue;
+      if (!out.starts_as.empty() && other.name == out.starts_as && same_view(o, t)) continue;
+      if (other.starts_as == out.name && same_view(o, t)) continue;
       return {Code::InvalidArgument,
               spec.name + ": " + out.name + ": overlaps " + other.name +
                   " in memory; of all outputs only a final state may be exactly its initial state"};

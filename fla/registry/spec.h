@@ -78,6 +78,11 @@ struct ArgSpec {
   std::string together;      // a flag that has to come with it
   std::string requested_by;  // an output that a caller by name gets only with this flag; empty: always
   std::string swapped_by;    // a bool flag that swaps the last two axes (state_v_first); empty: none
+  // An output that a call writes in part (a pool of states) starts as the input named here: its memory is that input's
+  // own, which an absent output means, or holds a copy of it.
+  std::string starts_as;
+  std::function<bool(const void*)> only_when;  // calls that have this output; empty: all
+  std::string only_when_text;
   Gen gen;
   std::function<TensorView&(void*)> get;
 
@@ -179,6 +184,9 @@ struct FLA_API FunctionSpec {
   const ArgSpec* find_arg(std::string_view name) const;
   const FlagSpec* find_flag(std::string_view name) const;
   double tolerance_of(std::string_view tensor) const;
+  bool has_output(const ArgSpec& a, const void* call) const { return !a.only_when || a.only_when(call); }
+  // Whether this call writes into the input itself: an output that starts as it was not given.
+  bool written_in_place(const ArgSpec& input, const void* call) const;
   // The symbols of an argument's axes in this call: of the shape that it, or the input it is the gradient of, came in.
   const std::vector<std::string>& dims_of(const ArgSpec& a, const void* args) const;
   const std::string& dim_symbol(const ArgSpec& a, std::size_t axis, const void* args) const;
@@ -189,7 +197,8 @@ struct FLA_API FunctionSpec {
 FLA_API Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device);
 
 // Refuses outputs that share memory with another argument: what a kernel reads would depend on what it already wrote.
-// A final state may be exactly its initial state. Views that both have gaps are taken for slices of one fused tensor.
+// A final state may be exactly its initial state, and what starts as an input that input. Views that both have gaps are
+// taken for slices of one fused tensor.
 Status check_overlaps(const FunctionSpec& spec, const void* args);
 
 // ---- the builder -------------------------------------------------------------------------------------------------
@@ -208,13 +217,21 @@ struct ArgOptions {
   Gen gen{};
   std::string requested_by{};
   std::string swapped_by{};
+  std::string starts_as{};
   std::string doc{};
 };
 
-// Describes a forward function and its backward together. F: forward args; G: backward args, derived from F.
-template <typename F, typename G>
+// Describes a forward function and its backward together. F: forward args; G: backward args, derived from F. Without a
+// backward G is F and no input has a gradient.
+template <typename F, typename G = F>
 class OpSpec {
  public:
+  OpSpec(FunctionId<F> forward, std::string operation) {
+    fwd_.name = forward.name;
+    fwd_.operation = std::move(operation);
+    fwd_.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<F>()); };
+    fwd_.max_dim = {{"K", 256}, {"V", 256}};
+  }
   OpSpec(FunctionId<F> forward, FunctionId<G> backward, std::string operation) {
     fwd_.name = forward.name;
     bwd_.name = backward.name;
@@ -358,6 +375,15 @@ class OpSpec {
     return lacks(name, [m, def](const F& a) { return a.*m != def; });
   }
 
+  // An output, already described, that only some calls have; `text` says which ("inplace_final_state false").
+  OpSpec& only_when(std::string_view output, std::function<bool(const F&)> fn, std::string text) {
+    for (ArgSpec& a : fwd_.args)
+      if (a.name == output) {
+        a.only_when = [fn](const void* call) { return fn(*static_cast<const F*>(call)); };
+        a.only_when_text = text;
+      }
+    return *this;
+  }
   OpSpec& max_dim(const std::string& symbol, std::int64_t most) {
     fwd_.max_dim[symbol] = bwd_.max_dim[symbol] = most;
     return *this;
@@ -435,6 +461,7 @@ class OpSpec {
     return *this;
   }
 
+  bool has_backward() const { return !fwd_.backward.empty(); }
   FunctionSpec take_forward() {
     order(fwd_.args);
     forget_absent_widths(fwd_);
@@ -491,6 +518,7 @@ class OpSpec {
     a.gen = o.gen;
     a.requested_by = o.requested_by;
     a.swapped_by = o.swapped_by;
+    a.starts_as = o.starts_as;
     a.doc = o.doc;
     a.dims = split(dims);
     for (const auto& other : o.other_dims) a.other_dims.push_back(split(other));

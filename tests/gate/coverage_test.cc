@@ -83,10 +83,10 @@ void Inputs(const Registry::Entry& e) {
       if (takes(e.spec, "initial_state")) expect_agrees(with_state(c).without_upstream("o"), backend);
     }
     // A state in 16 bits or double is legal beside any wide type.
-    if (takes(e.spec, "initial_state") && e.spec.find_arg("initial_state")->types == Types::Float)
-      for (const DType t : {DType::F16, DType::BF16, DType::F64})
-        expect_agrees(make_case(e.spec.name, sizes(1, 20, 2, 12, 17)).with("initial_state").cast("initial_state", t),
-                      backend);
+    for (const char* state : {"initial_state", "state"})
+      if (const ArgSpec* a = e.spec.find_arg(state); a != nullptr && a->types == Types::Float)
+        for (const DType t : {DType::F16, DType::BF16, DType::F64})
+          expect_agrees(make_case(e.spec.name, sizes(1, 20, 2, 12, 17)).with(state).cast(state, t), backend);
   });
 }
 
@@ -252,11 +252,12 @@ void NoTokens(const Registry::Entry& e) {
   });
 }
 
-const bool registered = for_every_backend("Shapes", Shapes) && for_every_backend("Inputs", Inputs) &&
-                        for_every_backend("Flags", Flags) && for_every_backend("Regimes", Regimes, has_gate) &&
-                        for_every_backend("Packed", Packed, takes_packed) && for_every_backend("Strides", Strides) &&
-                        for_every_backend("SixteenBits", SixteenBits) && for_every_backend("Long", Long) &&
-                        for_every_backend("NoTokens", NoTokens);
+const bool registered =
+    for_every_backend("Shapes", Shapes) && for_every_backend("Inputs", Inputs) && for_every_backend("Flags", Flags) &&
+    for_every_backend("Regimes", Regimes, has_gate) && for_every_backend("Packed", Packed, takes_packed) &&
+    for_every_backend("Strides", Strides) && for_every_backend("SixteenBits", SixteenBits) &&
+    for_every_backend("Long", Long) &&
+    for_every_backend("NoTokens", NoTokens, [](const FunctionSpec& s) { return !s.max_dim.contains("T"); });
 
 }  // namespace
 }  // namespace fla::gate

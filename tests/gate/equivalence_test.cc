@@ -29,13 +29,18 @@ std::optional<Case> sibling(const Case& c, const FunctionSpec& to) {
       if (to.find_arg(name)->dims.size() != c.spec().find_arg(name)->dims.size()) return std::nullopt;
       continue;
     }
-    const std::string other = name == "g" ? "gk" : name == "gk" ? "g" : "";
-    if (other.empty() || !takes(to, other)) return std::nullopt;
-    rename[name] = other;
+    static const std::map<std::string, std::string> others = {
+        {"g", "gk"}, {"gk", "g"}, {"state", "initial_state"}, {"initial_state", "state"}};
+    const auto other = others.find(name);
+    if (other == others.end() || !takes(to, other->second)) return std::nullopt;
+    rename[name] = other->second;
   }
   for (const auto& a : to.args)
-    if (a.role == Role::Input && a.required && !c.has(a.name) && !rename.contains(a.name == "gk" ? "g" : "gk"))
+    if (a.role == Role::Input && a.required && !c.has(a.name) &&
+        std::ranges::none_of(rename, [&](const auto& r) { return r.second == a.name; }))
       return std::nullopt;
+  if (const auto most = to.max_dim.find("T"); most != to.max_dim.end() && c.sizes().T > most->second)
+    return std::nullopt;
   try {
     return c.as(to.name, rename);
   } catch (const std::invalid_argument&) {
@@ -104,8 +109,6 @@ void Siblings(const Registry::Entry& e) {
 }
 
 // ---- carried state -----------------------------------------------------------------------------------------------
-
-bool has_state(const FunctionSpec& spec) { return takes(spec, "initial_state"); }
 
 Case carry(Case next, const Outcome& before) {
   for (const auto& [name, b] : before.tensors) {
@@ -216,6 +219,7 @@ template <typename Place>
 void expect_part(const FunctionSpec& spec, const Outcome& whole, const Outcome& part, Place place,
                  const std::string& what) {
   if (!whole.ok() || !part.ok()) return expect_ok(whole, what), expect_ok(part, what);
+  EXPECT_EQ(part.tensors.empty(), part.no_such_pass) << what;
   int compared = 0;
   for (const auto& [name, b] : part.tensors) {
     std::string arg = name.substr(name.find('.') + 1);
@@ -248,20 +252,22 @@ void Sequences(const Registry::Entry& e) {
       c = c.prepared();
       const bool is_packed = !c.sizes().cu_seqlens.empty();
       const std::int64_t N = is_packed ? static_cast<std::int64_t>(c.sizes().cu_seqlens.size()) - 1 : c.sizes().B;
-      const RunOptions without_scores = {
-          .only = {"out.o", "out.final_state", "out.final_state.0", "out.final_state.1"}};
+      const RunOptions without_scores = {.only = {"out.o", "out.final_state", "out.final_state.0", "out.final_state.1",
+                                                  "out.state_out", "out.state_pool"}};
       const Outcome whole = c.run(ctx, without_scores);
       for (std::int64_t n = 0; n < N; ++n) {
         const Case one = c.sequence(n);
         const auto place = [&](const ArgSpec& a) {
           if (!is_packed) {
             auto parts = at_symbol(c, a, "B", n, 1);
-            for (const Part& p : at_symbol(c, a, "N", n, 1)) parts.push_back(p);
+            for (const char* symbol : {"N", "P"})
+              for (const Part& p : at_symbol(c, a, symbol, n, 1)) parts.push_back(p);
             return parts;
           }
           const std::int64_t begin = c.sizes().cu_seqlens[static_cast<std::size_t>(n)];
           auto parts = at_symbol(c, a, "T", begin, one.sizes().T);
-          for (const Part& p : at_symbol(c, a, "N", n, 1)) parts.push_back(p);
+          for (const char* symbol : {"N", "P"})
+            for (const Part& p : at_symbol(c, a, symbol, n, 1)) parts.push_back(p);
           return parts;
         };
         const std::string what = c.text() + ", sequence " + std::to_string(n) + " alone";
@@ -311,12 +317,14 @@ TensorView swapped(TensorView t) {
 void StateLayout(const Registry::Entry& e) {
   for (const auto& backend : backends(e)) {
     const Context& ctx = context(backend);
-    const Case c = make_case(e.spec.name, sizes(2, 70, 2, 20, 33)).with("initial_state").prepared();
-    const Case s = c.flag("state_v_first", true).with_upstream("final_state", swapped(c.upstream("final_state")));
+    const Case c = with_states(make_case(e.spec.name, sizes(2, 70, 2, 20, 33))).prepared();
+    Case s = c.flag("state_v_first", true);
+    if (!e.spec.backward.empty()) s = s.with_upstream("final_state", swapped(c.upstream("final_state")));
     for (const bool backward : {false, true}) {
       const Outcome a = backward ? c.run_backward(ctx) : c.run(ctx);
       Outcome b = backward ? s.run_backward(ctx) : s.run(ctx);
-      for (const char* state : {"out.final_state", "grad.initial_state", "out.h"})
+      for (const char* state :
+           {"out.final_state", "grad.initial_state", "out.h", "out.state_out", "out.state_pool", "out.step_states"})
         if (b.ok() && b.has(state)) b.tensors.insert_or_assign(state, tools::clone(swapped(b[state])));
       expect_same_bits(a, b, c.text() + " value-first");
     }

@@ -213,6 +213,11 @@ bool takes(const FunctionSpec& spec, std::string_view input) {
   return a != nullptr && a->role == Role::Input;
 }
 
+bool has_state(const FunctionSpec& spec) {
+  const ArgSpec* out = spec.find_arg("final_state");
+  return takes(spec, "initial_state") && out != nullptr && !out->only_when;
+}
+
 tools::Limits limits(const Case& c, const std::string& tensor) {
   const FunctionSpec& spec = c.spec();
   const DType dtype = c.options().dtype;
@@ -288,7 +293,7 @@ void expect_close(const Outcome& expected, const Outcome& got, double R, const s
     expect_ok(expected, what);
     return expect_ok(got, what);
   }
-  EXPECT_FALSE(got.tensors.empty()) << what;
+  EXPECT_EQ(got.tensors.empty(), got.no_such_pass) << what;
   for (const auto& [name, b] : got.tensors) {
     if (!expected.has(name)) {
       ADD_FAILURE() << what << ": " << name << " is in one run only";
@@ -306,20 +311,21 @@ void expect_same_bits(const Outcome& expected, const Outcome& got, const std::st
     return;
   }
   expect_ok(got, what);
-  EXPECT_FALSE(got.tensors.empty()) << what;
+  EXPECT_EQ(got.tensors.empty(), got.no_such_pass) << what;
   EXPECT_EQ(expected.tensors.size(), got.tensors.size()) << what;
   for (const auto& [name, b] : got.tensors)
     EXPECT_TRUE(expected.has(name) && tools::same_bits(expected[name], b.view()))
         << what << "\n  " << name << " differs";
 }
 
-// Keeps of both what both have, under one name for g and gk.
 void common(Outcome& a, Outcome& b) {
   for (Outcome* o : {&a, &b})
-    if (auto node = o->tensors.extract("grad.gk")) {
-      node.key() = "grad.g";
-      o->tensors.insert(std::move(node));
-    }
+    for (const auto& [from, to] :
+         {std::pair{"grad.gk", "grad.g"}, {"out.state_out", "out.final_state"}, {"out.state_pool", "out.final_state"}})
+      if (auto node = o->tensors.extract(from)) {
+        node.key() = to;
+        o->tensors.insert(std::move(node));
+      }
   std::erase_if(a.tensors, [&](const auto& x) { return !b.has(x.first); });
   std::erase_if(b.tensors, [&](const auto& x) { return !a.has(x.first); });
 }

@@ -57,6 +57,8 @@ std::vector<bool> passes(const FunctionSpec& spec);  // whether backward: false,
 std::vector<std::string> gates(const Case& c);       // inputs that are log gates
 std::string first_wide(const FunctionSpec& spec);    // "q" or "x"
 bool takes(const FunctionSpec& spec, std::string_view input);
+// Whether every call can hand its final state to the next one as its initial state.
+bool has_state(const FunctionSpec& spec);
 bool takes_dim(const FunctionSpec& spec, std::string_view symbol);
 // The case with whatever has to come with this input or flag ("A_log" with use_gate_in_kernel).
 Case completed(const Case& c, std::string_view name);
@@ -78,7 +80,7 @@ void expect_same_bits(const Outcome& expected, const Outcome& got, const std::st
 void expect_ok(const Outcome& o, const std::string& what);
 // R of two ways to compute the same in F32.
 inline constexpr double kClose = 2e-5;
-// Keeps of both what both have, under one name for g and gk.
+// Keeps of both what both have, under one name for g and gk, and for the states after the call.
 void common(Outcome& a, Outcome& b);
 // Two families' calls that compute the same, forward and backward, but for the tensors in `ignore`: name and why.
 void expect_equal_families(const Case& a, const Case& b, const std::map<std::string, std::string>& ignore = {});

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <deque>
 #include <stdexcept>
 
 #include "fla/registry/registry.h"
@@ -91,6 +92,7 @@ const TensorView& Outcome::operator[](std::string_view name) const {
 std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol) {
   const auto N = s.cu_seqlens.empty() ? s.B : static_cast<std::int64_t>(s.cu_seqlens.size()) - 1;
   if (symbol == "N") return N;
+  if (symbol == "P") return s.P > 0 ? s.P : N;
   if (symbol == "B") return s.B;
   if (symbol == "T") return s.T;
   if (symbol == "H") return s.H;
@@ -159,7 +161,11 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
 }
 
 Case make_case(std::string_view function, const Sizes& sizes, const CaseOptions& options) {
-  Result<Case> c = Case::make(Registry::global(), function, sizes, options);
+  Sizes fitting = sizes;
+  if (const Registry::Entry* e = Registry::global().find(function); e != nullptr)
+    if (const auto most = e->spec.max_dim.find("T"); most != e->spec.max_dim.end())
+      fitting.T = std::min(fitting.T, most->second);
+  Result<Case> c = Case::make(Registry::global(), function, fitting, options);
   if (!c) throw std::invalid_argument(c.status().message());
   return std::move(*c);
 }
@@ -476,10 +482,10 @@ Case Case::tokens(std::int64_t begin, std::int64_t end) const {
 Case Case::head(std::int64_t h) const { return select({{"H", {h, 1}}}); }
 
 Case Case::sequence(std::int64_t n) const {
-  if (sizes_.cu_seqlens.empty()) return select({{"B", {n, 1}}, {"N", {n, 1}}});
+  if (sizes_.cu_seqlens.empty()) return select({{"B", {n, 1}}, {"N", {n, 1}}, {"P", {n, 1}}});
   const auto i = static_cast<std::size_t>(n);
   const std::int64_t begin = sizes_.cu_seqlens[i], end = sizes_.cu_seqlens[i + 1];
-  Case c = select({{"T", {begin, end - begin}}, {"N", {n, 1}}});
+  Case c = select({{"T", {begin, end - begin}}, {"N", {n, 1}}, {"P", {n, 1}}});
   c.sizes_.cu_seqlens.clear();
   for (const char* index : {"cu_seqlens", "cu_seqlens_cpu"})
     if (c.takes(index)) c = c.without(index);
@@ -577,14 +583,29 @@ Outcome Case::execute(const Context& ctx, DynamicCall& call, const RunOptions& o
     out.status = outputs.status();
     return out;
   }
-  if (o.state_in_place) {
-    Buffer state = clone(input("initial_state"));
-    if (out.status = call.set("initial_state", state.view()); !out.status) return out;
-    out.tensors.emplace("out.final_state", std::move(state));
-  }
+  std::deque<Buffer> scratch;
   for (const auto& x : *outputs) {
-    if (!o.only.empty() && std::ranges::count(o.only, x.name) == 0) continue;
-    if (!out.tensors.contains(x.name)) out.tensors.emplace(x.name, Buffer(x.dtype, x.shape, Fill::Poison, o.outputs));
+    const bool wanted = o.only.empty() || std::ranges::count(o.only, x.name) > 0;
+    const bool final_state = x.name == "out.final_state" && takes("initial_state");
+    const bool pool = x.contents.present();
+    if (pool ? !wanted || o.state_in_place : wanted && final_state && o.state_in_place) {
+      // The call writes where it reads: a copy, for the case's inputs are shared.
+      const std::string from = pool ? call.spec().find_arg(x.name.substr(4))->starts_as : "initial_state";
+      Buffer state = clone(input(from));
+      if (out.status = call.set(from, state.view()); !out.status) return out;
+      if (wanted) {
+        out.tensors.emplace(x.name, std::move(state));
+      } else {
+        scratch.push_back(std::move(state));
+      }
+      if (pool) continue;
+    }
+    if (!wanted) continue;
+    if (!out.tensors.contains(x.name)) {
+      Buffer b(x.dtype, x.shape, Fill::Poison, o.outputs);
+      if (x.contents) assign(b.view(), values(x.contents));
+      out.tensors.emplace(x.name, std::move(b));
+    }
     if (out.status = call.bind(x.name, out.tensors.at(x.name).view()); !out.status) return out;
   }
   std::map<const Buffer*, std::pair<std::string, std::uint64_t>> before;
@@ -624,6 +645,11 @@ Outcome Case::run(const Context& ctx, const RunOptions& o) const {
 }
 
 Outcome Case::run_backward(const Context& ctx, const RunOptions& o) const {
+  if (spec_->backward.empty()) {
+    Outcome none;
+    none.no_such_pass = true;
+    return none;
+  }
   const Case c = prepared();
   Result<DynamicCall> b = c.backward_call();
   if (!b) {

@@ -20,6 +20,7 @@ namespace fla::tools {
 struct Sizes {
   std::int64_t B = 1, T = 64, H = 2, K = 32, V = 32, D = 32;
   std::int64_t HV = 0;                   // value heads; 0: as many as H
+  std::int64_t P = 0;                    // slots of a pool of states; 0: one for each sequence
   std::vector<std::int64_t> cu_seqlens;  // given: packed, B is 1 and T its last entry
   DType index = DType::I64;              // of cu_seqlens
 };
@@ -56,12 +57,13 @@ struct RunOptions {
   Layout outputs;                    // of every output
   std::size_t workspace_offset = 0;  // bytes past a 64-byte boundary
   std::vector<std::string> only;     // these outputs alone ("out.o"); empty: all
-  bool state_in_place = false;       // out.final_state is written into the initial state's own memory
+  bool state_in_place = false;       // out.final_state, or the pool, is written into the input's own memory
 };
 
 // What one run produced, by the names of recorded cases: "out.o", "out.final_state", "grad.q".
 struct Outcome {
   Status status;
+  bool no_such_pass = false;  // the function has no backward: nothing ran
   std::string backend, kernel;
   std::size_t workspace_bytes = 0;
   std::map<std::string, Buffer, std::less<>> tensors;
@@ -124,7 +126,8 @@ class Case {
   // Every output the function can give in this call: asks for each output flag unless the case has set it.
   // All outputs and the workspace are poisoned and guarded.
   Outcome run(const Context& ctx, const RunOptions& o = {}) const;
-  // Gradients of all differentiable inputs, from a seeded upstream gradient for every differentiable output.
+  // Gradients of all differentiable inputs, from a seeded upstream gradient for every differentiable output. Of a
+  // function without a backward nothing, and no_such_pass says so.
   Outcome run_backward(const Context& ctx, const RunOptions& o = {}) const;
 
   // The call with inputs and flags set, outputs not bound; for explain and for tests of refusals.
@@ -159,7 +162,7 @@ class Case {
   std::map<std::string, FlagValue, std::less<>> flags_;
 };
 
-// make() for tests and tools that have checked their arguments; throws std::invalid_argument.
+// make() for tests: T is cut to what the function takes; throws std::invalid_argument.
 Case make_case(std::string_view function, const Sizes& sizes, const CaseOptions& options = {});
 
 // x[i] of a stream: standard normal from twelve uniforms, in integer arithmetic, so equal on every machine.

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/slots.h"
 
 namespace fla {
 
@@ -61,6 +62,7 @@ struct DeltaProblem {
   bool normalize_k = false;  // also p
   double beta_sigmoid = 0.0;  // 0: beta as given; c > 0: c * sigmoid(beta)
   TensorView h0;              // [N, HV, K, V] by strides
+  SlotTable slots;            // step form, forward in time: h0 and ht are pools, and which of their rows are meant
 
   TensorView o;   // [B, T, HV, V]
   TensorView ht;  // [N, HV, K, V]; may be exactly h0's memory

@@ -4,7 +4,8 @@
 // forward   a task is one sequence, value head and share of the value panels. The front end runs on kStepRows rows at a
 //           time; then every panel [K, kBV] takes these rows while it is in L1. The pass that writes S_t also sums
 //           S_t^T n_{t+1} and S_t^T (e^{gk_{t+1}} o q_{t+1}), so that a token costs one pass; o follows from the latter
-//           by q^T s. The first pass reads h0 and the last one writes ht where their layout allows
+//           by q^T s. The first pass reads h0, and one after which the state is wanted writes it there, where their
+//           layout allows: decoding moves the state once each way
 // backward  without gv and channel beta the chunk form computes the same function; with them, token by token with D
 //           carried and the states between two kept ones made again. The gates' gradients are sums of
 //           (decayed S_{t-1}) o D' taken directly
@@ -286,18 +287,28 @@ HWY_NOINLINE void delta_step_task(const DeltaProblem& p, DeltaStepTiles& w, std:
   const DeltaProblem::Span s = p.sequence(n);
   const DeltaInputs in(p, n, hv);
   const Rows o = delta_rows(p.o, p, s, hv), gv = delta_rows(p.gv, p, s, hv);
-  const Rows h0 = state_rows(p.h0, n, hv), ht = state_rows(p.ht, n, hv);
+  const StateRows states(p, n, hv);
+  const Rows h0 = states.start;
   const bool want_o = static_cast<bool>(o), before = reads_before_decay(p);
-  const auto direct = [&](const Rows& x, std::int64_t width) {
-    return x && in.length > 0 && width % lanes == 0 && x.dtype == DType::F32 && x.last == 1 &&
-           x.step % static_cast<std::int64_t>(sizeof(float)) == 0;
-  };
   const auto width_of = [&](std::int64_t i) { return std::min(kBV, p.V - i * kBV); };
   StepColumns& col = w.columns;
   DeltaTiles& t = w.rows.front;
+  if (states.padding) {
+    std::fill(col.o, col.o + kBV, 0.0F);
+    load_panel({}, K, 0, kBV, w.state, col.tmp);
+    for (std::int64_t token = 0; token < s.length; ++token) {
+      for (std::int64_t i = first; i < last; ++i) {
+        if (want_o) store_rows(col.o, kBV, o, token, 1, i * kBV, width_of(i));
+        store_panel(w.state, states.step(token), K, i * kBV, width_of(i), col.tmp);
+      }
+    }
+    return;
+  }
   load_gate_bias(in.gate, kGate, K, t.bias);
   for (std::int64_t i = first; i < last; ++i) {
-    if (!direct(h0, width_of(i))) load_panel(h0, K, i * kBV, width_of(i), w.state + (i - first) * kp * kBV, col.tmp);
+    // Whole vectors need no padding and are read where the caller has them.
+    if (in.length > 0 && width_of(i) % lanes == 0 && rows_of_floats(h0)) continue;
+    load_panel(h0, K, i * kBV, width_of(i), w.state + (i - first) * kp * kBV, col.tmp);
   }
   for (std::int64_t t0 = 0; t0 < in.length; t0 += kStepRows) {
     const std::int64_t C = std::min(kStepRows, in.length - t0);
@@ -308,17 +319,15 @@ HWY_NOINLINE void delta_step_task(const DeltaProblem& p, DeltaStepTiles& w, std:
       float* state = w.state + (i - first) * kp * kBV;
       const float* src = state;
       std::int64_t lds = kBV;
-      // Whole vectors: in place the columns need no padding.
-      std::int64_t columns = padded;
-      if (t0 == 0 && direct(h0, width)) {
+      const bool whole = width % lanes == 0;
+      const std::int64_t columns = whole ? width : padded;
+      if (t0 == 0 && whole && rows_of_floats(h0)) {
         src = reinterpret_cast<const float*>(h0.at(0, i * kBV));
         lds = h0.step / static_cast<std::int64_t>(sizeof(float));
-        columns = width;
       }
       if (columns < padded) {
         std::fill(col.z, col.z + kBV, 0.0F);
         std::fill(col.o, col.o + kBV, 0.0F);
-        for (std::int64_t c = 0; c < K; ++c) std::fill(state + c * kBV + columns, state + c * kBV + padded, 0.0F);
       }
       read_panel(src, lds, K, columns, w.rows.n, q, col.z, col.o);
       for (std::int64_t r = 0; r < C; ++r) {
@@ -337,12 +346,18 @@ HWY_NOINLINE void delta_step_task(const DeltaProblem& p, DeltaStepTiles& w, std:
         }
         float* dst = state;
         std::int64_t ldd = kBV;
-        if (t0 + r == in.length - 1 && direct(ht, width)) {
-          dst = reinterpret_cast<float*>(ht.at(0, i * kBV));
-          ldd = ht.step / static_cast<std::int64_t>(sizeof(float));
-          columns = width;
+        const bool next = r + 1 < C, ends = (t0 + r) % R == R - 1;
+        const std::int64_t token = (t0 + r) / R;
+        const Rows wanted[] = {ends ? states.slot(token) : Rows{}, ends ? states.step(token) : Rows{}};
+        const Rows* into = nullptr;
+        // The next run of rows looks for the panel in scratch.
+        const bool free = whole && (next || t0 + C == in.length);
+        for (const Rows& x : wanted) {
+          if (into != nullptr || !free || !rows_of_floats(x)) continue;
+          into = &x;
+          dst = reinterpret_cast<float*>(x.at(0, i * kBV));
+          ldd = x.step / static_cast<std::int64_t>(sizeof(float));
         }
-        const bool next = r + 1 < C;
         const StepRow row{w.rows.decay + at,
                           t.s + at,
                           kKind == DeltaKind::General ? t.s1 + at : nullptr,
@@ -356,15 +371,21 @@ HWY_NOINLINE void delta_step_task(const DeltaProblem& p, DeltaStepTiles& w, std:
         } else {
           write_panel<kKind, kGate, kValue, false>(src, lds, dst, ldd, K, columns, row, col.z, col.o);
         }
-        src = state;
-        lds = kBV;
-        columns = padded;
+        for (const Rows& x : wanted) {
+          if (!x || &x == into) continue;
+          if (into == nullptr) {
+            store_state(dst, ldd, x, K, i * kBV, width, col.tmp);
+          } else {  // a caller's rows have no spare ones that a transpose may read
+            store_rows(dst, ldd, x, 0, K, i * kBV, width);
+          }
+        }
+        src = dst;
+        lds = ldd;
       }
     }
   }
-  for (std::int64_t i = first; i < last; ++i) {
-    if (!direct(ht, width_of(i))) store_panel(w.state + (i - first) * kp * kBV, ht, K, i * kBV, width_of(i), col.tmp);
-  }
+  for (std::int64_t i = first; i < last; ++i)
+    store_panel(w.state + (i - first) * kp * kBV, states.untouched(), K, i * kBV, width_of(i), col.tmp);
 }
 
 template <DeltaKind kKind, KeyGate kGate>

@@ -173,12 +173,17 @@ struct Walk {
   }
 
   void start(double* S) const {
+    const std::int64_t from = p.slots.source(n);
     for (std::int64_t i = 0; i < p.K; ++i)
-      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, n, hv, i, j) : 0.0;
+      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, from, hv, i, j) : 0.0;
   }
-  void put_state(const TensorView& to, const double* S) const {
+  void put_state(const TensorView& to, const double* S, std::int64_t at) const {
     for (std::int64_t i = 0; i < p.K; ++i)
-      for (std::int64_t j = 0; j < p.V; ++j) store(to, S[i * p.V + j], n, hv, i, j);
+      for (std::int64_t j = 0; j < p.V; ++j) store(to, S[i * p.V + j], at, hv, i, j);
+  }
+  void put_step(std::int64_t t, const double* S) const {
+    for (std::int64_t i = 0; i < p.K; ++i)
+      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots.steps, S[i * p.V + j], span.row, token(t), hv, i, j);
   }
 
   void decay(const Row& x, const double* S, double* to) const {
@@ -227,22 +232,32 @@ std::int64_t chunks_before(const DeltaProblem& p, std::int64_t n) {
 void forward_one(const Walk& w, const Memory& m) {
   const DeltaProblem& p = w.p;
   const std::int64_t first_chunk = p.h ? chunks_before(p, w.n) : 0;
-  w.start(m.S);
-  for (std::int64_t t = 0; t < w.span.length; ++t) {
+  const std::int64_t L = w.span.length;
+  const bool padding = p.slots.padding(w.n);
+  if (padding) {
+    std::fill_n(m.S, p.K * p.V, 0.0);
+  } else {
+    w.start(m.S);
+  }
+  for (std::int64_t t = 0; t < L; ++t) {
     if (p.h && t % p.h_chunk == 0)
       for (std::int64_t i = 0; i < p.K; ++i)
         for (std::int64_t j = 0; j < p.V; ++j)
           store(p.h, m.S[i * p.V + j], w.span.row, first_chunk + t / p.h_chunk, w.hv, i, j);
-    for (std::int64_t r = 0; r < p.R; ++r) {
+    for (std::int64_t r = 0; r < p.R && !padding; ++r) {
       w.get_row(t, r, m.row);
       w.advance(m.S, m.row);
     }
+    const std::int64_t to = padding ? -1 : p.slots.target(w.n, t, L);
+    if (p.ht && to >= 0) w.put_state(p.ht, m.S, to);
+    if (p.slots.steps) w.put_step(t, m.S);
     if (!p.o) continue;
     w.get_unit(p.q, w.token(t), w.hk, p.normalize_q, m.q);
     w.down(m.S, m.q, m.x);
-    for (std::int64_t j = 0; j < p.V; ++j) store(p.o, p.scale * m.x[j], w.span.row, w.token(t), w.hv, j);  // (3)
+    for (std::int64_t j = 0; j < p.V; ++j)  // (3)
+      store(p.o, padding ? 0.0 : p.scale * m.x[j], w.span.row, w.token(t), w.hv, j);
   }
-  if (p.ht) w.put_state(p.ht, m.S);
+  if (p.ht && L == 0 && !p.slots.indices) w.put_state(p.ht, m.S, w.n);
 }
 
 // ---- backward
@@ -405,7 +420,7 @@ void head_backward(const Walk& w, const Memory& m, const GateSums& sums) {
       for (std::int64_t r = p.R - 1; r >= 0; --r) row_backward(w, m, t, r, states + r * KV, sums);
     }
   }
-  if (p.dh0) w.put_state(p.dh0, m.D);
+  if (p.dh0) w.put_state(p.dh0, m.D, w.n);
 }
 
 // dx = r (dy - y <y, dy>) where x was normalised, else dx = dy.

@@ -184,11 +184,7 @@ OpSpec<A, G>& add_chunk_indices(OpSpec<A, G>& s, TensorView A::*member, std::int
                    .doc = "(sequence, chunk) of every chunk; changes no value"});
 }
 
-// ---- checks. A refusal's text starts with the argument; the function's name is put before it.
-
-inline Status refused(const char* arg, const std::string& text) {
-  return {Code::InvalidArgument, std::string(arg) + ": " + text};
-}
+// ---- checks
 
 inline Status check_head_groups(const Dims& d) {
   if (d["H"] > 0 && d["HV"] % d["H"] != 0)
@@ -215,7 +211,7 @@ inline Status check_gate_parameters(bool in_kernel, const TensorView& g, const T
 
 // Of a kda-like family's args.
 template <typename A>
-Status check_channel_gate(const A& a, bool needs_A_log) {
+Status check_unpromised_gate(const A& a, bool needs_A_log) {
   if (Status s = check_gate_parameters(a.use_gate_in_kernel, a.g, a.A_log, a.dt_bias); !s) return s;
   if (!a.use_gate_in_kernel) {
     if (a.lower_bound) return refused("lower_bound", "given without use_gate_in_kernel, which uses it");
@@ -224,6 +220,12 @@ Status check_channel_gate(const A& a, bool needs_A_log) {
   if (!a.A_log && needs_A_log) return refused("A_log", "required by use_gate_in_kernel, but not given");
   if (!a.A_log && !a.lower_bound)
     return refused("A_log", "required by use_gate_in_kernel without lower_bound, but not given");
+  return {};
+}
+// The same with safe_gate.
+template <typename A>
+Status check_channel_gate(const A& a, bool needs_A_log) {
+  if (Status s = check_unpromised_gate(a, needs_A_log); !s || !a.use_gate_in_kernel) return s;
   if (a.safe_gate && !a.lower_bound)
     return refused("lower_bound", "required by safe_gate with use_gate_in_kernel, but not given");
   if (a.lower_bound && a.safe_gate && (*a.lower_bound < -5.0 || *a.lower_bound >= 0.0))

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/slots.h"
 
 namespace fla {
 
@@ -49,7 +50,8 @@ struct DiagProblem {
   TensorView gk;    // [B, T, H, K]  log gate per key channel
   TensorView gv;    // [B, T, H, V]  log gate per value channel
   HeadDecay head;
-  TensorView h0;  // [N, H, K, V] by strides (a value-first layout arrives as swapped strides); absent = zeros
+  TensorView h0;    // [N, H, K, V] by strides (a value-first layout arrives as swapped strides); absent = zeros
+  SlotTable slots;  // step form, forward in time: h0 and ht are pools, and which of their rows are meant
 
   // Outputs of the forward; an absent one is not computed.
   TensorView o;     // [B, T, H, V]
@@ -106,13 +108,24 @@ inline std::int64_t chunk_limit(std::int64_t chunk_size) {
   return chunk_size >= 64 ? 0 : std::max<std::int64_t>(chunk_size, 16);
 }
 
-// [N, H, V, K] seen as [N, H, K, V].
+// [N, H, V, K] seen as [N, H, K, V], whatever stands before the last two axes.
 inline TensorView swap_state_axes(TensorView s) {
   if (s) {
-    std::swap(s.shape[2], s.shape[3]);
-    std::swap(s.stride[2], s.stride[3]);
+    const auto last = static_cast<std::size_t>(s.ndim - 1);
+    std::swap(s.shape[last - 1], s.shape[last]);
+    std::swap(s.stride[last - 1], s.stride[last]);
   }
   return s;
+}
+
+// The pool of a step function's arguments; P is either engine's problem.
+template <typename P, typename A>
+void set_state_pool(P& p, const A& a, bool v_first) {
+  const auto by_key = [v_first](const TensorView& s) { return v_first ? swap_state_axes(s) : s; };
+  p.h0 = by_key(a.state);
+  p.ht = a.state_out ? by_key(a.state_out) : p.h0;
+  p.slots = {a.state_indices, a.num_accepted_tokens, by_key(a.step_states)};
+  p.o = a.o;
 }
 
 // The gradients that every family's backward args name alike.

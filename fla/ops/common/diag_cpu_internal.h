@@ -41,6 +41,42 @@ inline Rows state_rows(const TensorView& x, std::int64_t n, std::int64_t h) {
   return {x.at(n, h), x.dtype, x.stride[2] * static_cast<std::int64_t>(size_of(x.dtype)), x.stride[3]};
 }
 
+// Of a sequence and head, where a stepwise form starts and what wants the state after a token. The recurrence then runs
+// in the memory of the first that it can write to as rows of floats.
+struct StateRows {
+  const SlotTable& slots;
+  const TensorView& ht;
+  std::int64_t n, row, begin, length, h;  // row and begin of the sequence's tokens
+  bool padding = false;
+  Rows start;
+
+  template <typename P>
+  StateRows(const P& p, std::int64_t sequence, std::int64_t head)
+      : slots(p.slots), ht(p.ht), n(sequence), h(head), padding(p.slots.padding(sequence)) {
+    const auto s = p.sequence(n);
+    row = s.row;
+    begin = s.begin;
+    length = s.length;
+    if (!padding) start = state_rows(p.h0, slots.source(n), h);
+  }
+  // Of token t; none for padding.
+  Rows slot(std::int64_t t) const {
+    const std::int64_t to = ht && !padding ? slots.target(n, t, length) : -1;
+    return to < 0 ? Rows{} : state_rows(ht, to, h);
+  }
+  Rows step(std::int64_t t) const {
+    const TensorView& x = slots.steps;
+    if (!x) return {};
+    return {x.at(row, begin + t, h), x.dtype, x.stride[3] * static_cast<std::int64_t>(size_of(x.dtype)), x.stride[4]};
+  }
+  // Where the state of a sequence without tokens goes.
+  Rows untouched() const { return ht && length == 0 && !slots.indices ? state_rows(ht, n, h) : Rows{}; }
+};
+
+inline bool rows_of_floats(const Rows& x) {
+  return x && x.dtype == DType::F32 && x.last == 1 && x.step % static_cast<std::int64_t>(sizeof(float)) == 0;
+}
+
 inline std::int64_t longest_sequence(const DiagProblem& p) {
   if (!p.cu_seqlens) return p.T;
   std::int64_t n = 0;

@@ -1,8 +1,8 @@
 // Stepwise form of the diagonal-decay recurrence, for short inputs, decoding and value gates.
 //   S_t = e^{gk_t} (x) e^{gv_t} o S_{t-1} + k_t v_t^T      o_t = scale S_t^T q_t
 // forward   a task is one sequence, head and share of the value panels; a panel [K, 4 vectors] stays in scratch over
-//           all tokens, each of which makes one pass over it. The first pass reads h0 and the last one writes ht where
-//           their layout allows, so that decoding moves the state once each way
+//           all tokens, each of which makes one pass over it. The first pass reads h0, and one after which the state is
+//           wanted writes it there, where their layout allows: decoding moves the state once each way
 // backward  without gv the chunk form computes the same function; with it, token by token with D carried and S
 //           recomputed from a state kept every kStride tokens. The gates' gradients are sums of
 //           (decayed S_{t-1}) o D_t taken directly: no running sums over the sequence, nothing cancels
@@ -156,23 +156,36 @@ HWY_NOINLINE void step_task(const DiagProblem& p, StepTiles& w, std::int64_t n, 
   const Rows q = token_rows(p.q, p, s, h), k = token_rows(p.k, p, s, h), v = token_rows(p.v, p, s, h),
              o = token_rows(p.o, p, s, h), gv = token_rows(p.gv, p, s, h);
   const Rows g = token_rows(kGate == KeyGate::Channel ? p.gk : p.g, p, s, h);
-  const Rows h0 = state_rows(p.h0, n, h), ht = state_rows(p.ht, n, h);
+  const StateRows states(p, n, h);
+  const Rows h0 = states.start;
   const double gamma = kGate == KeyGate::Head && !p.g ? p.head.at(h) : 0.0;
   const float scale = static_cast<float>(p.scale);
-  const auto direct = [](const Rows& x) {
-    return x && x.dtype == DType::F32 && x.last == 1 && x.step % static_cast<std::int64_t>(sizeof(float)) == 0;
-  };
 
   for (std::int64_t v0 = v_begin; v0 < v_end; v0 += cols) {
     const std::int64_t width = std::min(cols, v_end - v0), nv = (width + lanes - 1) / lanes;
     const bool whole = width % lanes == 0;
-    const bool read_h0 = whole && direct(h0) && s.length > 0, write_ht = whole && direct(ht) && s.length > 0;
+    if (states.padding) {
+      std::fill(w.state, w.state + K * kMaxStepCols, 0.0F);
+      std::fill(w.o, w.o + kMaxStepCols, 0.0F);
+      for (std::int64_t t = 0; t < s.length; ++t) {
+        if (o) store_rows(w.o, kMaxStepCols, o, t, 1, v0, width);
+        if (const Rows step = states.step(t)) store_state(w.state, kMaxStepCols, step, K, v0, width, w.tmp);
+      }
+      continue;
+    }
+    const bool read_h0 = whole && rows_of_floats(h0) && s.length > 0;
     if (!read_h0) {
       if (h0) {
         load_state(h0, K, v0, width, w.state, kMaxStepCols, w.tmp);
       } else {
         std::fill(w.state, w.state + K * kMaxStepCols, 0.0F);
       }
+    }
+    const float* src = w.state;
+    std::int64_t lds = kMaxStepCols;
+    if (read_h0) {
+      src = reinterpret_cast<const float*>(h0.at(0, v0));
+      lds = h0.step / static_cast<std::int64_t>(sizeof(float));
     }
     for (std::int64_t t = 0; t < s.length; ++t) {
       const float* qt = o ? row_in_place(q, t, 0, K, w.q) : nullptr;
@@ -191,21 +204,30 @@ HWY_NOINLINE void step_task(const DiagProblem& p, StepTiles& w, std::int64_t n, 
         load_rows(gv, t, 1, v0, width, w.gv, kMaxStepCols);
         exp_row(w.gv, w.gv, pad_up(width));
       }
-      const float* src = w.state;
       float* dst = w.state;
-      std::int64_t lds = kMaxStepCols, ldd = kMaxStepCols;
-      if (t == 0 && read_h0) {
-        src = reinterpret_cast<const float*>(h0.at(0, v0));
-        lds = h0.step / static_cast<std::int64_t>(sizeof(float));
-      }
-      if (t == s.length - 1 && write_ht) {
-        dst = reinterpret_cast<float*>(ht.at(0, v0));
-        ldd = ht.step / static_cast<std::int64_t>(sizeof(float));
+      std::int64_t ldd = kMaxStepCols;
+      const Rows wanted[] = {states.slot(t), states.step(t)};
+      const Rows* into = nullptr;
+      for (const Rows& x : wanted) {
+        if (into != nullptr || !whole || !rows_of_floats(x)) continue;
+        into = &x;
+        dst = reinterpret_cast<float*>(x.at(0, v0));
+        ldd = x.step / static_cast<std::int64_t>(sizeof(float));
       }
       step_any<kGate != KeyGate::None, kValue>(nv, src, lds, dst, ldd, K, qt, kt, w.decay, vt, w.gv, scale, w.o);
       if (o) store_rows(w.o, kMaxStepCols, o, t, 1, v0, width);
+      for (const Rows& x : wanted) {
+        if (!x || &x == into) continue;
+        if (into == nullptr) {
+          store_state(dst, ldd, x, K, v0, width, w.tmp);
+        } else {  // a caller's rows have no spare ones that a transpose may read
+          store_rows(dst, ldd, x, 0, K, v0, width);
+        }
+      }
+      src = dst;
+      lds = ldd;
     }
-    if (!write_ht && ht) store_state(w.state, kMaxStepCols, ht, K, v0, width, w.tmp);
+    if (const Rows to = states.untouched()) store_state(w.state, kMaxStepCols, to, K, v0, width, w.tmp);
   }
 }
 

@@ -37,8 +37,9 @@ struct Walk {
   double upstream(std::int64_t t, std::int64_t j) const { return p.do_ ? load(p.do_, span.row, row(t), h, j) : 0.0; }
 
   void start(double* S) const {
+    const std::int64_t from = p.slots.source(n);
     for (std::int64_t i = 0; i < p.K; ++i)
-      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, n, h, i, j) : 0.0;
+      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, from, h, i, j) : 0.0;
   }
   // (1)
   void advance(double* S, std::int64_t t) const {
@@ -47,9 +48,13 @@ struct Walk {
       for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = decay * value_decay(t, j) * S[i * p.V + j] + ki * v(t, j);
     }
   }
-  void write_state(const TensorView& to, const double* S) const {
+  void write_state(const TensorView& to, const double* S, std::int64_t at) const {
     for (std::int64_t i = 0; i < p.K; ++i)
-      for (std::int64_t j = 0; j < p.V; ++j) store(to, S[i * p.V + j], n, h, i, j);
+      for (std::int64_t j = 0; j < p.V; ++j) store(to, S[i * p.V + j], at, h, i, j);
+  }
+  void write_step(std::int64_t t, const double* S) const {
+    for (std::int64_t i = 0; i < p.K; ++i)
+      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots.steps, S[i * p.V + j], span.row, row(t), h, i, j);
   }
 };
 
@@ -73,17 +78,27 @@ std::size_t backward_doubles(const DiagProblem& p) {
 
 void forward_one(const Walk& w, double* S) {
   const DiagProblem& p = w.p;
-  w.start(S);
-  for (std::int64_t t = 0; t < w.span.length; ++t) {
-    w.advance(S, t);
+  const std::int64_t L = w.span.length;
+  const bool padding = p.slots.padding(w.n);
+  if (padding) {
+    std::fill_n(S, p.K * p.V, 0.0);
+  } else {
+    w.start(S);
+  }
+  for (std::int64_t t = 0; t < L; ++t) {
+    if (!padding) {
+      w.advance(S, t);
+      if (const std::int64_t to = p.slots.target(w.n, t, L); p.ht && to >= 0) w.write_state(p.ht, S, to);
+    }
+    if (p.slots.steps) w.write_step(t, S);
     if (!p.o) continue;
     for (std::int64_t j = 0; j < p.V; ++j) {  // (2)
       double o = 0.0;
       for (std::int64_t i = 0; i < p.K; ++i) o += S[i * p.V + j] * w.q(t, i);
-      store(p.o, p.scale * o, w.span.row, w.row(t), w.h, j);
+      store(p.o, padding ? 0.0 : p.scale * o, w.span.row, w.row(t), w.h, j);
     }
   }
-  if (p.ht) w.write_state(p.ht, S);
+  if (p.ht && L == 0 && !p.slots.indices) w.write_state(p.ht, S, w.n);
 }
 
 // Upwards in t with S: dq. Downwards with D, the gradient of S_t: dk, dv, dh0. The gates' gradients follow from
@@ -155,7 +170,7 @@ void backward_one(const Walk& w, double* memory) {
       for (std::int64_t j = 0; j < V; ++j) D[i * V + j] *= decay * w.value_decay(t, j);
     }
   }
-  if (p.dh0) w.write_state(p.dh0, D);
+  if (p.dh0) w.write_state(p.dh0, D, w.n);
 }
 
 }  // namespace

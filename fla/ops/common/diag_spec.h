@@ -62,6 +62,11 @@ OpSpec<A, G>& add_attentions(OpSpec<A, G>& s, TensorView A::*member) {
   return s.output_flag("output_attentions", "return the scores; not with cu_seqlens");
 }
 
+// A refusal's text starts with the argument; the function's name is put before it.
+inline Status refused(const char* arg, const std::string& text) {
+  return {Code::InvalidArgument, std::string(arg) + ": " + text};
+}
+
 inline Status check_attentions(const TensorView& attn, const TensorView& cu_seqlens) {
   if (attn && cu_seqlens) return {Code::InvalidArgument, "output_attentions: expected without cu_seqlens, got both"};
   return {};

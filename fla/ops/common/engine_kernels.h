@@ -61,5 +61,10 @@ void register_engine(Registry& r, FunctionId<F> forward, FunctionId<G> backward,
   r.add(detail::engine_kernel(forward, e, e.forward_workspace, e.forward));
   r.add(detail::engine_kernel(backward, e, e.backward_workspace, e.backward));
 }
+// A function without a backward.
+template <typename P, typename F>
+void register_engine(Registry& r, FunctionId<F> forward, const Engine<P>& e) {
+  r.add(detail::engine_kernel(forward, e, e.forward_workspace, e.forward));
+}
 
 }  // namespace fla

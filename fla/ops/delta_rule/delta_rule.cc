@@ -8,5 +8,6 @@ constinit const Function<DeltaRuleArgs> fused_recurrent_delta_rule{kFusedRecurre
 constinit const Function<DeltaRuleBackwardArgs> fused_recurrent_delta_rule_backward{kFusedRecurrentDeltaRuleBackward};
 constinit const Function<DeltaRuleArgs> fused_chunk_delta_rule{kFusedChunkDeltaRule};
 constinit const Function<DeltaRuleBackwardArgs> fused_chunk_delta_rule_backward{kFusedChunkDeltaRuleBackward};
+constinit const Function<DeltaStepArgs> delta_step{kDeltaRuleStep};
 
 }  // namespace fla

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -35,6 +36,15 @@ struct DeltaRuleBackwardArgs : DeltaRuleArgs {  // o and final_state are not rea
   TensorView dh0;                               // as initial_state
 };
 
+struct DeltaStepArgs : StatePoolArgs {   // states are [P, H, K, V]
+  TensorView q, k;                       // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8
+  TensorView v;                          // [B, T, H, V] as q
+  TensorView beta;                       // [B, T, H] or [B, T, H, V] any float type; absent = ones
+  std::optional<double> scale;           // multiplies q; default K^(-1/2); above 0
+  bool use_qk_l2norm_in_kernel = false;  // q and k become x / sqrt(sum x^2 + 1e-6)
+  TensorView o;                          // [B, T, H, V] as q
+};
+
 inline constexpr FunctionId<DeltaRuleArgs> kChunkDeltaRule{"chunk_delta_rule"};
 inline constexpr FunctionId<DeltaRuleBackwardArgs> kChunkDeltaRuleBackward{"chunk_delta_rule_backward"};
 inline constexpr FunctionId<DeltaRuleArgs> kFusedRecurrentDeltaRule{"fused_recurrent_delta_rule"};
@@ -42,6 +52,7 @@ inline constexpr FunctionId<DeltaRuleBackwardArgs> kFusedRecurrentDeltaRuleBackw
     "fused_recurrent_delta_rule_backward"};
 inline constexpr FunctionId<DeltaRuleArgs> kFusedChunkDeltaRule{"fused_chunk_delta_rule"};
 inline constexpr FunctionId<DeltaRuleBackwardArgs> kFusedChunkDeltaRuleBackward{"fused_chunk_delta_rule_backward"};
+inline constexpr FunctionId<DeltaStepArgs> kDeltaRuleStep{"delta_step"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<DeltaRuleArgs> chunk_delta_rule;
@@ -52,5 +63,7 @@ FLA_API extern const Function<DeltaRuleBackwardArgs> fused_recurrent_delta_rule_
 // Deprecated name of chunk_delta_rule.
 FLA_API extern const Function<DeltaRuleArgs> fused_chunk_delta_rule;
 FLA_API extern const Function<DeltaRuleBackwardArgs> fused_chunk_delta_rule_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<DeltaStepArgs> delta_step;
 
 }  // namespace fla

@@ -8,6 +8,7 @@ void register_delta_rule_cpu(Registry& r) {
   register_delta_cpu(r, kChunkDeltaRule, kChunkDeltaRuleBackward, Form::Chunk);
   register_delta_cpu(r, kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward, Form::Step);
   register_delta_cpu(r, kFusedChunkDeltaRule, kFusedChunkDeltaRuleBackward, Form::Chunk);
+  register_engine(r, kDeltaRuleStep, kDeltaStep);
 }
 
 }  // namespace fla

@@ -6,13 +6,26 @@
 
 namespace fla {
 
-inline DeltaProblem to_problem(const DeltaRuleArgs& a) {
-  DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+// All but states and boundaries.
+template <typename A>
+DeltaProblem delta_rule_problem(const A& a, const TensorView& cu_seqlens) {
+  DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, cu_seqlens);
   p.erase = Erase::Plain;
   p.beta = a.beta;
   p.normalize_q = p.normalize_k = a.use_qk_l2norm_in_kernel;
+  return p;
+}
+
+inline DeltaProblem to_problem(const DeltaRuleArgs& a) {
+  DeltaProblem p = delta_rule_problem(a, a.cu_seqlens);
   set_states(p, a, false);
   p.chunk = chunk_limit(a.chunk_size);
+  return p;
+}
+
+inline DeltaProblem to_problem(const DeltaStepArgs& a) {
+  DeltaProblem p = delta_rule_problem(a, {});
+  set_state_pool(p, a, false);
   return p;
 }
 

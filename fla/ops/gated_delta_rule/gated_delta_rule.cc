@@ -11,5 +11,6 @@ constinit const Function<GatedDeltaRuleBackwardArgs> fused_recurrent_gated_delta
     kFusedRecurrentGatedDeltaRuleBackward};
 constinit const Function<GatedDeltaRuleArgs> fused_recurrent_gdn{kFusedRecurrentGdn};
 constinit const Function<GatedDeltaRuleBackwardArgs> fused_recurrent_gdn_backward{kFusedRecurrentGdnBackward};
+constinit const Function<GdnStepArgs> gdn_step{kGdnStep};
 
 }  // namespace fla

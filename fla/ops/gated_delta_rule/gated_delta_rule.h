@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -46,6 +47,22 @@ struct GatedDeltaRuleBackwardArgs : GatedDeltaRuleArgs {  // o and final_state a
   TensorView dh0;                                         // as initial_state
 };
 
+struct GdnStepArgs : StatePoolArgs {     // states are [P, HV, K, V]
+  TensorView q, k;                       // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8
+  TensorView v;                          // [B, T, HV, V] as q; HV a multiple of H
+  TensorView g;                          // [B, T, HV] any float type: log gate, or raw; absent = 0
+  TensorView beta;                       // [B, T, HV] or [B, T, HV, V] any float type; absent = ones
+  TensorView gk, gv;                     // [B, T, HV, K], [B, T, HV, V] any float type: further log gates
+  TensorView A_log, dt_bias;             // [HV] any float type; with use_gate_in_kernel only; dt_bias absent = 0
+  std::optional<double> scale;           // multiplies q; default K^(-1/2)
+  bool use_qk_l2norm_in_kernel = false;  // these six as above
+  bool use_gate_in_kernel = false;
+  bool use_beta_sigmoid_in_kernel = false;
+  bool allow_neg_eigval = false;
+  bool state_v_first = false;
+  TensorView o;  // [B, T, HV, V] as q
+};
+
 inline constexpr FunctionId<GatedDeltaRuleArgs> kChunkGatedDeltaRule{"chunk_gated_delta_rule"};
 inline constexpr FunctionId<GatedDeltaRuleBackwardArgs> kChunkGatedDeltaRuleBackward{"chunk_gated_delta_rule_backward"};
 inline constexpr FunctionId<GatedDeltaRuleArgs> kChunkGdn{"chunk_gdn"};
@@ -55,6 +72,7 @@ inline constexpr FunctionId<GatedDeltaRuleBackwardArgs> kFusedRecurrentGatedDelt
     "fused_recurrent_gated_delta_rule_backward"};
 inline constexpr FunctionId<GatedDeltaRuleArgs> kFusedRecurrentGdn{"fused_recurrent_gdn"};
 inline constexpr FunctionId<GatedDeltaRuleBackwardArgs> kFusedRecurrentGdnBackward{"fused_recurrent_gdn_backward"};
+inline constexpr FunctionId<GdnStepArgs> kGdnStep{"gdn_step"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<GatedDeltaRuleArgs> chunk_gated_delta_rule;
@@ -68,5 +86,7 @@ FLA_API extern const Function<GatedDeltaRuleBackwardArgs> fused_recurrent_gated_
 // fused_recurrent_gated_delta_rule under its short name.
 FLA_API extern const Function<GatedDeltaRuleArgs> fused_recurrent_gdn;
 FLA_API extern const Function<GatedDeltaRuleBackwardArgs> fused_recurrent_gdn_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<GdnStepArgs> gdn_step;
 
 }  // namespace fla

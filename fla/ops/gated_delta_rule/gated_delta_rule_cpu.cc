@@ -9,6 +9,7 @@ void register_gated_delta_rule_cpu(Registry& r) {
   register_delta_cpu(r, kChunkGdn, kChunkGdnBackward, Form::Chunk);
   register_delta_cpu(r, kFusedRecurrentGatedDeltaRule, kFusedRecurrentGatedDeltaRuleBackward, Form::Step);
   register_delta_cpu(r, kFusedRecurrentGdn, kFusedRecurrentGdnBackward, Form::Step);
+  register_engine(r, kGdnStep, kDeltaStep);
 }
 
 }  // namespace fla

@@ -6,8 +6,10 @@
 
 namespace fla {
 
-inline DeltaProblem to_problem(const GatedDeltaRuleArgs& a) {
-  DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+// All but states and boundaries.
+template <typename A>
+DeltaProblem gated_delta_rule_problem(const A& a, const TensorView& cu_seqlens) {
+  DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, cu_seqlens);
   p.erase = Erase::Decayed;
   p.g = a.g;
   p.gk = a.gk;
@@ -20,8 +22,19 @@ inline DeltaProblem to_problem(const GatedDeltaRuleArgs& a) {
   p.beta = a.beta;
   p.beta_sigmoid = beta_factor(a.use_beta_sigmoid_in_kernel, a.allow_neg_eigval);
   p.normalize_q = p.normalize_k = a.use_qk_l2norm_in_kernel;
+  return p;
+}
+
+inline DeltaProblem to_problem(const GatedDeltaRuleArgs& a) {
+  DeltaProblem p = gated_delta_rule_problem(a, a.cu_seqlens);
   set_states(p, a, a.state_v_first);
   p.chunk = chunk_limit(a.chunk_size);
+  return p;
+}
+
+inline DeltaProblem to_problem(const GdnStepArgs& a) {
+  DeltaProblem p = gated_delta_rule_problem(a, {});
+  set_state_pool(p, a, a.state_v_first);
   return p;
 }
 

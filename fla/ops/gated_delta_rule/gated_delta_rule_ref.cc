@@ -8,6 +8,7 @@ void register_gated_delta_rule_ref(Registry& r) {
   register_delta_reference(r, kChunkGdn, kChunkGdnBackward);
   register_delta_reference(r, kFusedRecurrentGatedDeltaRule, kFusedRecurrentGatedDeltaRuleBackward);
   register_delta_reference(r, kFusedRecurrentGdn, kFusedRecurrentGdnBackward);
+  register_engine(r, kGdnStep, kDeltaReference);
 }
 
 }  // namespace fla

@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -37,12 +38,22 @@ struct GlaBackwardArgs : GlaArgs {  // o and final_state are not read
   TensorView dh0;                   // as initial_state
 };
 
+struct GlaStepArgs : StatePoolArgs {  // states are [P, H, K, V]
+  TensorView q, k;                    // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8; any K and V
+  TensorView v;                       // [B, T, H, V] as q
+  TensorView gk, gv;                  // [B, T, H, K], [B, T, H, V] any float type: log gates; absent = 0
+  std::optional<double> scale;        // multiplies q; default K^(-1/2)
+  bool state_v_first = false;         // states are [P, H, V, K]
+  TensorView o;                       // [B, T, H, V] as q
+};
+
 inline constexpr FunctionId<GlaArgs> kChunkGla{"chunk_gla"};
 inline constexpr FunctionId<GlaBackwardArgs> kChunkGlaBackward{"chunk_gla_backward"};
 inline constexpr FunctionId<GlaArgs> kFusedChunkGla{"fused_chunk_gla"};
 inline constexpr FunctionId<GlaBackwardArgs> kFusedChunkGlaBackward{"fused_chunk_gla_backward"};
 inline constexpr FunctionId<GlaArgs> kFusedRecurrentGla{"fused_recurrent_gla"};
 inline constexpr FunctionId<GlaBackwardArgs> kFusedRecurrentGlaBackward{"fused_recurrent_gla_backward"};
+inline constexpr FunctionId<GlaStepArgs> kGlaStep{"gla_step"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<GlaArgs> chunk_gla;
@@ -53,5 +64,7 @@ FLA_API extern const Function<GlaBackwardArgs> fused_chunk_gla_backward;
 // Token by token: for decoding and short sequences.
 FLA_API extern const Function<GlaArgs> fused_recurrent_gla;
 FLA_API extern const Function<GlaBackwardArgs> fused_recurrent_gla_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<GlaStepArgs> gla_step;
 
 }  // namespace fla

@@ -8,6 +8,7 @@ void register_gla_cpu(Registry& r) {
   register_diag_cpu(r, kChunkGla, kChunkGlaBackward, Form::Chunk);
   register_diag_cpu(r, kFusedChunkGla, kFusedChunkGlaBackward, Form::Chunk);
   register_diag_cpu(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward, Form::Step);
+  register_engine(r, kGlaStep, kDiagStep);
 }
 
 }  // namespace fla

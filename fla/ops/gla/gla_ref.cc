@@ -7,6 +7,7 @@ void register_gla_ref(Registry& r) {
   register_diag_reference(r, kChunkGla, kChunkGlaBackward);
   register_diag_reference(r, kFusedChunkGla, kFusedChunkGlaBackward);
   register_diag_reference(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward);
+  register_engine(r, kGlaStep, kDiagReference);
 }
 
 }  // namespace fla

@@ -1,4 +1,5 @@
 #include "fla/ops/common/diag_spec.h"
+#include "fla/ops/common/pool_spec.h"
 #include "fla/ops/gla/gla.h"
 
 namespace fla {
@@ -9,11 +10,33 @@ using A = GlaArgs;
 using G = GlaBackwardArgs;
 using Spec = OpSpec<A, G>;
 
+constexpr const char* kSource =
+    "Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training, 2024";
+
 Spec begin(FunctionId<A> f, FunctionId<G> b, const char* doc) {
   Spec s(f, b, "gla");
   add_qkv(s, false);
   s.max_dim("K", 0).max_dim("V", 0).tolerance(0.005, {{"o", 0.004}}).flops(diag_forward_flops, diag_backward_flops);
-  s.doc(doc, "Yang et al., Gated Linear Attention Transformers with Hardware-Efficient Training, 2024");
+  s.doc(doc, kSource);
+  return s;
+}
+
+OpSpec<GlaStepArgs> step() {
+  using S = GlaStepArgs;
+  OpSpec<S> s(kGlaStep, "gla");
+  add_step_qkv(s);
+  s.opt_in("gk", &S::gk, "B T H K", nullptr,
+           {.types = Types::Float,
+            .gen = {.kind = Gen::Kind::LogSigmoid, .min = -5.0},
+            .doc = "log gate on key channels; absent = 0"});
+  s.opt_in("gv", &S::gv, "B T H V", nullptr,
+           {.types = Types::Float, .gen = {.kind = Gen::Kind::None}, .doc = "log gate on value channels; absent = 0"});
+  s.flag("scale", &S::scale, "multiplies q; default K^(-1/2)");
+  s.flag("state_v_first", &S::state_v_first, false, "states are [P, H, V, K]");
+  add_state_pool(s, "H", "state_v_first");
+  s.max_dim("K", 0).max_dim("V", 0).tolerance(0.005, {{"o", 0.004}});
+  s.check([](const S& a, const Dims& d) { return check_state_pool(a, d); });
+  s.doc("Gated linear attention on a pool of states, 1 to 8 tokens a sequence: for serving.", kSource);
   return s;
 }
 
@@ -55,6 +78,10 @@ void register_gla_spec(Registry& r) {
     add_state_args(s, "state_v_first").without("cu_seqlens_cpu", &A::cu_seqlens_cpu);
     add_reverse(s, &A::reverse);
     add_v_first(s, &A::state_v_first);
+    r.add(s);
+  }
+  {
+    OpSpec<GlaStepArgs> s = step();
     r.add(s);
   }
 }

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -47,10 +48,48 @@ struct KdaBackwardArgs : KdaArgs {  // o, final_state and h are not read
   TensorView dh0;                   // as initial_state
 };
 
+struct KdaStepArgs : StatePoolArgs {     // states are [P, HV, K, V]
+  TensorView q, k;                       // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8
+  TensorView v;                          // [B, T, HV, V] as q; HV a multiple of H
+  TensorView g;                          // [B, T, HV, K] any float type: log gate, or raw
+  TensorView beta;                       // [B, T, HV] or [B, T, HV, V] any float type
+  TensorView A_log, dt_bias;             // as above; with use_gate_in_kernel only
+  std::optional<double> scale;           // multiplies q; default K^(-1/2)
+  bool use_qk_l2norm_in_kernel = false;  // these as above
+  bool use_gate_in_kernel = false;
+  std::optional<double> lower_bound;
+  bool use_beta_sigmoid_in_kernel = false;
+  bool allow_neg_eigval = false;
+  bool state_v_first = false;
+  TensorView o;  // [B, T, HV, V] as q
+};
+
+struct KdaPoolArgs {
+  TensorView q, k, v, g, beta, A_log, dt_bias;  // as fused_recurrent_kda, any T
+  std::optional<double> scale;                  // multiplies q; default K^(-1/2)
+  TensorView initial_state;                     // [P, HV, K, V] F32: P slots; without ssm_state_indices P = N
+  bool inplace_final_state = true;              // states go back into the pool, that is into initial_state
+  TensorView ssm_state_indices;                 // [N] (a token each) or [N, S] I32 or I64: slots; -1 first: padding
+  TensorView num_accepted_tokens;  // [N] I32 or I64, with [N, S] only: start from column accepted_n - 1, not 0
+  bool use_qk_l2norm_in_kernel = false;
+  bool use_gate_in_kernel = false;
+  std::optional<double> lower_bound;
+  bool use_beta_sigmoid_in_kernel = false;
+  bool allow_neg_eigval = false;
+  bool state_v_first = false;
+  TensorView cu_seqlens;  // [N + 1] I32 or I64, B = 1
+  TensorView o;           // [B, T, HV, V] as q
+  TensorView
+      final_state;  // without inplace_final_state: [N, HV, K, V] F32; with slots [B T, HV, K, V], after each token
+  TensorView state_pool;  // with it: the pool after the call, instead of initial_state's own memory; starts as a copy
+};
+
 inline constexpr FunctionId<KdaArgs> kChunkKda{"chunk_kda"};
 inline constexpr FunctionId<KdaBackwardArgs> kChunkKdaBackward{"chunk_kda_backward"};
 inline constexpr FunctionId<KdaArgs> kFusedRecurrentKda{"fused_recurrent_kda"};
 inline constexpr FunctionId<KdaBackwardArgs> kFusedRecurrentKdaBackward{"fused_recurrent_kda_backward"};
+inline constexpr FunctionId<KdaStepArgs> kKdaStep{"kda_step"};
+inline constexpr FunctionId<KdaPoolArgs> kFusedRecurrentKdaFwd{"fused_recurrent_kda_fwd"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<KdaArgs> chunk_kda;
@@ -58,5 +97,9 @@ FLA_API extern const Function<KdaBackwardArgs> chunk_kda_backward;
 // Token by token: for decoding and short sequences.
 FLA_API extern const Function<KdaArgs> fused_recurrent_kda;
 FLA_API extern const Function<KdaBackwardArgs> fused_recurrent_kda_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<KdaStepArgs> kda_step;
+// fused_recurrent_kda over a pool of states, under the name and with the arguments that serving stacks call.
+FLA_API extern const Function<KdaPoolArgs> fused_recurrent_kda_fwd;
 
 }  // namespace fla

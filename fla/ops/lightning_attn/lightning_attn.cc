@@ -7,5 +7,6 @@ constinit const Function<LightningAttnBackwardArgs> chunk_lightning_attn_backwar
 constinit const Function<LightningAttnArgs> fused_recurrent_lightning_attn{kFusedRecurrentLightningAttn};
 constinit const Function<LightningAttnBackwardArgs> fused_recurrent_lightning_attn_backward{
     kFusedRecurrentLightningAttnBackward};
+constinit const Function<LightningStepArgs> lightning_step{kLightningStep};
 
 }  // namespace fla

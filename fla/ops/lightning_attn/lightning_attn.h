@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -34,11 +35,21 @@ struct LightningAttnBackwardArgs : LightningAttnArgs {  // o and final_state are
   TensorView dh0;                                       // as initial_state
 };
 
+struct LightningStepArgs : StatePoolArgs {  // states are [P, H, K, V]
+  TensorView q, k;                          // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8
+  TensorView v;                             // [B, T, H, V] as q
+  std::optional<std::int64_t> layer_idx;    // this layer's index, from 0 to num_layers; required
+  std::optional<std::int64_t> num_layers;   // layers of the model; required
+  std::optional<double> scale;              // multiplies q; default K^(-1/2)
+  TensorView o;                             // [B, T, H, V] as q
+};
+
 inline constexpr FunctionId<LightningAttnArgs> kChunkLightningAttn{"chunk_lightning_attn"};
 inline constexpr FunctionId<LightningAttnBackwardArgs> kChunkLightningAttnBackward{"chunk_lightning_attn_backward"};
 inline constexpr FunctionId<LightningAttnArgs> kFusedRecurrentLightningAttn{"fused_recurrent_lightning_attn"};
 inline constexpr FunctionId<LightningAttnBackwardArgs> kFusedRecurrentLightningAttnBackward{
     "fused_recurrent_lightning_attn_backward"};
+inline constexpr FunctionId<LightningStepArgs> kLightningStep{"lightning_step"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<LightningAttnArgs> chunk_lightning_attn;
@@ -46,5 +57,7 @@ FLA_API extern const Function<LightningAttnBackwardArgs> chunk_lightning_attn_ba
 // Token by token: for decoding and short sequences.
 FLA_API extern const Function<LightningAttnArgs> fused_recurrent_lightning_attn;
 FLA_API extern const Function<LightningAttnBackwardArgs> fused_recurrent_lightning_attn_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<LightningStepArgs> lightning_step;
 
 }  // namespace fla

@@ -7,6 +7,7 @@ void register_lightning_attn_cpu(Registry& r) {
   r.add_backend("lightning_attn", cpu_backend());
   register_diag_cpu(r, kChunkLightningAttn, kChunkLightningAttnBackward, Form::Chunk);
   register_diag_cpu(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward, Form::Step);
+  register_engine(r, kLightningStep, kDiagStep);
 }
 
 }  // namespace fla

@@ -8,5 +8,6 @@ constinit const Function<RecurrentRwkv7Args> fused_recurrent_rwkv7{kFusedRecurre
 constinit const Function<RecurrentRwkv7BackwardArgs> fused_recurrent_rwkv7_backward{kFusedRecurrentRwkv7Backward};
 constinit const Function<FusedMulRwkv7Args> fused_mul_recurrent_rwkv7{kFusedMulRecurrentRwkv7};
 constinit const Function<FusedMulRwkv7BackwardArgs> fused_mul_recurrent_rwkv7_backward{kFusedMulRecurrentRwkv7Backward};
+constinit const Function<Rwkv7StepArgs> rwkv7_step{kRwkv7Step};
 
 }  // namespace fla

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -84,6 +85,16 @@ struct FusedMulRwkv7BackwardArgs : FusedMulRwkv7Args {  // o and final_state are
   TensorView dh0;                                       // as initial_state
 };
 
+struct Rwkv7StepArgs : StatePoolArgs {  // states are [P, H, K, V]
+  TensorView r;                         // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8
+  TensorView w;                         // [B, T, H, K] any float type: log decay
+  TensorView k;                         // [B, T, H, K] as r
+  TensorView v;                         // [B, T, H, V] as r
+  TensorView a, b;                      // [B, T, H, K] as r
+  std::optional<double> scale;          // multiplies r; default K^(-1/2)
+  TensorView o;                         // [B, T, H, V] as r
+};
+
 inline constexpr FunctionId<Rwkv7Args> kChunkRwkv7{"chunk_rwkv7"};
 inline constexpr FunctionId<Rwkv7BackwardArgs> kChunkRwkv7Backward{"chunk_rwkv7_backward"};
 inline constexpr FunctionId<RecurrentRwkv7Args> kFusedRecurrentRwkv7{"fused_recurrent_rwkv7"};
@@ -91,6 +102,7 @@ inline constexpr FunctionId<RecurrentRwkv7BackwardArgs> kFusedRecurrentRwkv7Back
 inline constexpr FunctionId<FusedMulRwkv7Args> kFusedMulRecurrentRwkv7{"fused_mul_recurrent_rwkv7"};
 inline constexpr FunctionId<FusedMulRwkv7BackwardArgs> kFusedMulRecurrentRwkv7Backward{
     "fused_mul_recurrent_rwkv7_backward"};
+inline constexpr FunctionId<Rwkv7StepArgs> kRwkv7Step{"rwkv7_step"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<Rwkv7Args> chunk_rwkv7;
@@ -101,5 +113,7 @@ FLA_API extern const Function<RecurrentRwkv7BackwardArgs> fused_recurrent_rwkv7_
 // Token by token, with a and b of the other forms made inside.
 FLA_API extern const Function<FusedMulRwkv7Args> fused_mul_recurrent_rwkv7;
 FLA_API extern const Function<FusedMulRwkv7BackwardArgs> fused_mul_recurrent_rwkv7_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<Rwkv7StepArgs> rwkv7_step;
 
 }  // namespace fla

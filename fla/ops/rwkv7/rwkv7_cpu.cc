@@ -32,6 +32,7 @@ void register_rwkv7_cpu(Registry& r) {
   register_rwkv7_mul<float>(r, "cpu", "step",
                             {load, store, cpu::delta_step_forward_workspace, cpu::delta_step_forward,
                              cpu::delta_step_backward_workspace, cpu::delta_step_backward});
+  register_engine(r, kRwkv7Step, kDeltaStep);
 }
 
 }  // namespace fla

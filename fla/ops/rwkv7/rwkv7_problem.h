@@ -6,12 +6,17 @@
 
 namespace fla {
 
-// What all three forms share; a and b are left to the form.
+// What all forms share; a, b and states are left to the form.
 template <typename A>
-DeltaProblem rwkv7_problem(const A& x) {
-  DeltaProblem p = delta_problem(x.r, x.k, x.v, x.scale, x.cu_seqlens);
+DeltaProblem rwkv7_problem(const A& x, const TensorView& cu_seqlens) {
+  DeltaProblem p = delta_problem(x.r, x.k, x.v, x.scale, cu_seqlens);
   p.erase = Erase::General;
   p.gk = x.w;
+  return p;
+}
+template <typename A>
+DeltaProblem rwkv7_problem(const A& x) {
+  DeltaProblem p = rwkv7_problem(x, x.cu_seqlens);
   set_states(p, x, false);
   return p;
 }
@@ -47,6 +52,14 @@ inline DeltaProblem to_problem(const RecurrentRwkv7Args& x) {
   DeltaProblem p = rwkv7_problem(x);
   p.a = x.a;
   p.b = x.b;
+  return p;
+}
+
+inline DeltaProblem to_problem(const Rwkv7StepArgs& x) {
+  DeltaProblem p = rwkv7_problem(x, {});
+  p.a = x.a;
+  p.b = x.b;
+  set_state_pool(p, x, false);
   return p;
 }
 

@@ -27,6 +27,7 @@ void register_rwkv7_ref(Registry& r) {
   register_rwkv7_mul<double>(r, kReference, "recurrence",
                              {load, store, reference::delta_forward_workspace, reference::delta_forward,
                               reference::delta_backward_workspace, reference::delta_backward});
+  register_engine(r, kRwkv7Step, kDeltaReference);
 }
 
 }  // namespace fla

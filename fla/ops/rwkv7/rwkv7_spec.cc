@@ -1,4 +1,5 @@
 #include "fla/ops/common/delta_spec.h"
+#include "fla/ops/common/pool_spec.h"
 #include "fla/ops/rwkv7/rwkv7.h"
 
 namespace fla {
@@ -34,6 +35,24 @@ void finish(OpSpec<A, G>& s, bool state_by_default, const char* doc) {
            {.types = Types::Acc, .requested_by = "output_final_state", .doc = "F32"})
       .output_flag("output_final_state", "return the state after the last token", state_by_default);
   s.tolerance(0.008, {{"o", 0.007}}).flops(delta_forward_flops, delta_backward_flops).doc(doc, kSource);
+}
+
+OpSpec<Rwkv7StepArgs> step() {
+  using S = Rwkv7StepArgs;
+  OpSpec<S> s(kRwkv7Step, "rwkv7");
+  s.in("r", &S::r, "B T H K", nullptr, {.doc = "receptance: queries"})
+      .in("w", &S::w, "B T H K", nullptr, gate_input("log decay per key channel"))
+      .in("k", &S::k, "B T H K", nullptr, {.gen = unit_rows(), .doc = "keys"})
+      .in("v", &S::v, "B T H V", nullptr, {.doc = "values"})
+      .in("a", &S::a, "B T H K", nullptr, {.gen = unit_rows(), .doc = "reads the state before its decay"})
+      .in("b", &S::b, "B T H K", nullptr, {.gen = {.scale = 0.1}, .doc = "writes what a read"})
+      .flag("scale", &S::scale, "multiplies r; default K^(-1/2)")
+      .out("o", &S::o, "B T H V", nullptr, {.doc = "output"});
+  add_state_pool(s, "H", "");
+  s.max_dim("K", 0).max_dim("V", 0).tolerance(0.008, {{"o", 0.007}});
+  s.check([](const S& a, const Dims& d) { return check_state_pool(a, d); });
+  s.doc("RWKV-7 on a pool of states, 1 to 8 tokens a sequence: for serving.", kSource);
+  return s;
 }
 
 }  // namespace
@@ -73,6 +92,10 @@ void register_rwkv7_spec(Registry& r) {
     finish(s, false, "RWKV-7, token by token, with the rank-one vectors made from kk and a.");
     add_reverse(s, &A::reverse);
     s.max_dim("K", 0).max_dim("V", 0).family_export();
+    r.add(s);
+  }
+  {
+    OpSpec<Rwkv7StepArgs> s = step();
     r.add(s);
   }
 }

@@ -10,5 +10,6 @@ constinit const Function<SimpleGlaArgs> fused_recurrent_simple_gla{kFusedRecurre
 constinit const Function<SimpleGlaBackwardArgs> fused_recurrent_simple_gla_backward{kFusedRecurrentSimpleGlaBackward};
 constinit const Function<SimpleGlaArgs> parallel_simple_gla{kParallelSimpleGla};
 constinit const Function<SimpleGlaBackwardArgs> parallel_simple_gla_backward{kParallelSimpleGlaBackward};
+constinit const Function<SimpleGlaStepArgs> simple_gla_step{kSimpleGlaStep};
 
 }  // namespace fla

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
+#include "fla/ops/common/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {
@@ -38,6 +39,16 @@ struct SimpleGlaBackwardArgs : SimpleGlaArgs {  // o, final_state and attn are n
   TensorView dh0;                               // as initial_state
 };
 
+struct SimpleGlaStepArgs : StatePoolArgs {  // states are [P, H, K, V]
+  TensorView q, k;                          // [B, T, H, K] F32, F16, BF16 (F64: reference only); T is 1 to 8
+  TensorView v;                             // [B, T, H, V] as q
+  TensorView g;                             // [B, T, H] any float type: log gate; absent = 0
+  TensorView g_gamma;                       // [H] F32: constant log gate, instead of g
+  std::optional<double> scale;              // multiplies q; default K^(-1/2)
+  bool state_v_first = false;               // states are [P, H, V, K]
+  TensorView o;                             // [B, T, H, V] as q
+};
+
 inline constexpr FunctionId<SimpleGlaArgs> kChunkSimpleGla{"chunk_simple_gla"};
 inline constexpr FunctionId<SimpleGlaBackwardArgs> kChunkSimpleGlaBackward{"chunk_simple_gla_backward"};
 inline constexpr FunctionId<SimpleGlaArgs> kFusedChunkSimpleGla{"fused_chunk_simple_gla"};
@@ -47,6 +58,7 @@ inline constexpr FunctionId<SimpleGlaBackwardArgs> kFusedRecurrentSimpleGlaBackw
     "fused_recurrent_simple_gla_backward"};
 inline constexpr FunctionId<SimpleGlaArgs> kParallelSimpleGla{"parallel_simple_gla"};
 inline constexpr FunctionId<SimpleGlaBackwardArgs> kParallelSimpleGlaBackward{"parallel_simple_gla_backward"};
+inline constexpr FunctionId<SimpleGlaStepArgs> kSimpleGlaStep{"simple_gla_step"};
 
 // Chunkwise: for training and prefill.
 FLA_API extern const Function<SimpleGlaArgs> chunk_simple_gla;
@@ -60,5 +72,7 @@ FLA_API extern const Function<SimpleGlaBackwardArgs> fused_recurrent_simple_gla_
 // No states; can write the attention scores.
 FLA_API extern const Function<SimpleGlaArgs> parallel_simple_gla;
 FLA_API extern const Function<SimpleGlaBackwardArgs> parallel_simple_gla_backward;
+// 1 to 8 tokens of each of B sequences whose states lie in a pool, for decoding and for checking drafts.
+FLA_API extern const Function<SimpleGlaStepArgs> simple_gla_step;
 
 }  // namespace fla

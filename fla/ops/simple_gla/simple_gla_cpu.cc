@@ -9,6 +9,7 @@ void register_simple_gla_cpu(Registry& r) {
   register_diag_cpu(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward, Form::Chunk);
   register_diag_cpu(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward, Form::Step);
   register_diag_cpu(r, kParallelSimpleGla, kParallelSimpleGlaBackward, Form::Chunk);
+  register_engine(r, kSimpleGlaStep, kDiagStep);
 }
 
 }  // namespace fla

@@ -6,19 +6,32 @@
 
 namespace fla {
 
-inline DiagProblem to_problem(const SimpleGlaArgs& a) {
-  DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);
+// All but states and boundaries.
+template <typename A>
+DiagProblem simple_gla_problem(const A& a, const TensorView& cu_seqlens) {
+  DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, cu_seqlens);
   p.g = a.g;
   if (a.g_gamma) {
     p.head.kind = HeadDecay::Kind::Tensor;
     p.head.gamma = a.g_gamma;
   }
+  return p;
+}
+
+inline DiagProblem to_problem(const SimpleGlaArgs& a) {
+  DiagProblem p = simple_gla_problem(a, a.cu_seqlens);
   p.reverse = a.reverse;
   p.h0 = a.state_v_first ? swap_state_axes(a.initial_state) : a.initial_state;
   p.ht = a.state_v_first ? swap_state_axes(a.final_state) : a.final_state;
   p.o = a.o;
   p.attn = a.attn;
   p.chunk = chunk_limit(a.chunk_size);
+  return p;
+}
+
+inline DiagProblem to_problem(const SimpleGlaStepArgs& a) {
+  DiagProblem p = simple_gla_problem(a, {});
+  set_state_pool(p, a, a.state_v_first);
   return p;
 }
 

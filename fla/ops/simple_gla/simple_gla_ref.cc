@@ -8,6 +8,7 @@ void register_simple_gla_ref(Registry& r) {
   register_diag_reference(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward);
   register_diag_reference(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward);
   register_diag_reference(r, kParallelSimpleGla, kParallelSimpleGlaBackward);
+  register_engine(r, kSimpleGlaStep, kDiagReference);
 }
 
 }  // namespace fla

@@ -1,4 +1,5 @@
 #include "fla/ops/common/diag_spec.h"
+#include "fla/ops/common/pool_spec.h"
 #include "fla/ops/simple_gla/simple_gla.h"
 
 namespace fla {
@@ -9,6 +10,15 @@ using A = SimpleGlaArgs;
 using G = SimpleGlaBackwardArgs;
 using Spec = OpSpec<A, G>;
 
+constexpr const char* kSource =
+    "Dao and Gu, Transformers are SSMs, 2024; Yang et al., Gated Linear Attention Transformers, 2024";
+
+template <typename Args>
+Status check_one_gate(const Args& a) {
+  if (a.g && a.g_gamma) return refused("g_gamma", "expected at most one of g and g_gamma, got both");
+  return {};
+}
+
 Spec begin(FunctionId<A> f, FunctionId<G> b, bool constant_gate, const char* doc) {
   Spec s(f, b, "simple_gla");
   add_qkv(s, false);
@@ -18,14 +28,31 @@ Spec begin(FunctionId<A> f, FunctionId<G> b, bool constant_gate, const char* doc
     s.opt_in(
         "g_gamma", &A::g_gamma, "H", nullptr,
         {.types = Types::Acc, .gen = {.kind = Gen::Kind::None}, .doc = "constant log gate per head, instead of g"});
-    s.check([](const A& a, const Dims&) -> Status {
-      if (a.g && a.g_gamma) return {Code::InvalidArgument, "g_gamma: expected at most one of g and g_gamma, got both"};
-      return {};
-    });
+    s.check([](const A& a, const Dims&) { return check_one_gate(a); });
   }
   s.flag("scale", &A::scale, "multiplies q; default K^(-1/2)");
   s.max_dim("K", 0).max_dim("V", 0).tolerance(0.005, {{"o", 0.004}}).flops(diag_forward_flops, diag_backward_flops);
-  s.doc(doc, "Dao and Gu, Transformers are SSMs, 2024; Yang et al., Gated Linear Attention Transformers, 2024");
+  s.doc(doc, kSource);
+  return s;
+}
+
+OpSpec<SimpleGlaStepArgs> step() {
+  using S = SimpleGlaStepArgs;
+  OpSpec<S> s(kSimpleGlaStep, "simple_gla");
+  add_step_qkv(s);
+  s.opt_in("g", &S::g, "B T H", nullptr,
+           {.types = Types::Float, .gen = {.kind = Gen::Kind::LogSigmoid}, .doc = "log gate; absent = 0"});
+  s.opt_in("g_gamma", &S::g_gamma, "H", nullptr,
+           {.types = Types::Acc, .gen = {.kind = Gen::Kind::None}, .doc = "constant log gate per head, instead of g"});
+  s.flag("scale", &S::scale, "multiplies q; default K^(-1/2)");
+  s.flag("state_v_first", &S::state_v_first, false, "states are [P, H, V, K]");
+  add_state_pool(s, "H", "state_v_first");
+  s.max_dim("K", 0).max_dim("V", 0).tolerance(0.005, {{"o", 0.004}});
+  s.check([](const S& a, const Dims& d) {
+    if (Status r = check_one_gate(a); !r) return r;
+    return check_state_pool(a, d);
+  });
+  s.doc("Simple GLA on a pool of states, 1 to 8 tokens a sequence: for serving.", kSource);
   return s;
 }
 
@@ -67,6 +94,10 @@ void register_simple_gla_spec(Registry& r) {
     s.without("final_state", &A::final_state).without("reverse", &A::reverse);
     s.without("state_v_first", &A::state_v_first).without("chunk_size", &A::chunk_size, 64);
     s.check([](const A& a, const Dims&) { return check_attentions(a.attn, a.cu_seqlens); });
+    r.add(s);
+  }
+  {
+    OpSpec<SimpleGlaStepArgs> s = step();
     r.add(s);
   }
 }
