@@ -1,6 +1,7 @@
 # cmake -D ROOT= -D TEMPLATE= -D OUTPUT= -P build_info.cmake
 # Writes OUTPUT with the commit of ROOT: "unknown" when ROOT is not itself a git work tree (an unpacked archive, even one
-# inside another repository), "-dirty" appended when anything differs from the commit, new files included.
+# inside another repository), "-dirty" appended when anything differs from the commit, new files included. The records of
+# optimisation efforts are no part of what is built and do not count.
 set(FLA_COMMIT unknown)
 find_program(GIT git)
 if(GIT)
@@ -14,7 +15,7 @@ if(GIT)
     execute_process(COMMAND ${git} rev-parse --short=12 --verify HEAD RESULT_VARIABLE failed
       OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
     if(NOT failed)
-      execute_process(COMMAND ${git} status --porcelain OUTPUT_VARIABLE changes ERROR_QUIET)
+      execute_process(COMMAND ${git} status --porcelain -- . ":(exclude)profile" OUTPUT_VARIABLE changes ERROR_QUIET)
       set(FLA_COMMIT ${commit})
       if(changes)
         string(APPEND FLA_COMMIT -dirty)

@@ -23,12 +23,23 @@ endfunction()
 
 # The frozen files decide whether a kernel is right: nothing that is tuned may change them.
 function(fla_add_frozen_hash target)
-  file(GLOB_RECURSE frozen CONFIGURE_DEPENDS RELATIVE ${fla_SOURCE_DIR}
-    ${fla_SOURCE_DIR}/tests/gate/* ${fla_SOURCE_DIR}/tests/golden/*)
-  file(GLOB ops CONFIGURE_DEPENDS RELATIVE ${fla_SOURCE_DIR}
-    ${fla_SOURCE_DIR}/fla/ops/*/*_spec.cc ${fla_SOURCE_DIR}/fla/ops/*/*_ref.cc ${fla_SOURCE_DIR}/fla/ops/*/*_test.cc
-    ${fla_SOURCE_DIR}/fla/ops/common/*_ref*.cc)
-  list(APPEND frozen ${ops})
+  set(scope ${fla_SOURCE_DIR}/tools/frozen_scope.txt)  # its head says what a pattern means
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${scope})
+  file(STRINGS ${scope} patterns REGEX "^[^#]")
+  set(frozen "")
+  foreach(pattern IN LISTS patterns)
+    if(pattern MATCHES "/\\*\\*$")
+      string(REGEX REPLACE "\\*\\*$" "*" pattern ${pattern})
+      file(GLOB_RECURSE files CONFIGURE_DEPENDS RELATIVE ${fla_SOURCE_DIR} ${fla_SOURCE_DIR}/${pattern})
+    else()
+      string(REPLACE "=" "*" glob ${pattern})
+      file(GLOB files CONFIGURE_DEPENDS RELATIVE ${fla_SOURCE_DIR} ${fla_SOURCE_DIR}/${glob})
+      if(pattern MATCHES "/=[.]")
+        list(FILTER files INCLUDE REGEX "/([^/]+)/\\1[.][^/]*$")
+      endif()
+    endif()
+    list(APPEND frozen ${files})
+  endforeach()
   list(REMOVE_DUPLICATES frozen)
   list(SORT frozen)
   string(JOIN "\n" text ${frozen})

@@ -58,6 +58,9 @@ typedef struct fla_context_options {
 } fla_context_options;
 
 FLA_C_API const char* fla_version(void);
+/* How this library was built: key is "commit" ("3f2a1b9c0d4e", "3f2a1b9c0d4e-dirty" or "unknown"), "compiler", "flags",
+ * "build_type" or "version". NULL for any other key. */
+FLA_C_API const char* fla_build_info(const char* key);
 /* What went wrong in this thread's last call that did not return FLA_OK. Never NULL. */
 FLA_C_API const char* fla_last_error(void);
 

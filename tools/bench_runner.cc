@@ -12,9 +12,9 @@
 #include "fla/core/version.h"
 #include "fla/registry/dynamic.h"
 #include "tools/bench_shapes.h"
-#include "tools/common/cases.h"
 #include "tools/common/compare.h"
 #include "tools/common/plugin_guard.h"
+#include "tools/loop/paired_stats.h"
 #include "tools/sizes.h"
 
 namespace fla::tools {
@@ -30,13 +30,6 @@ constexpr double kShortMs = 5.0;
 
 double since_ms(Clock::time_point t0) { return std::chrono::duration<double, std::milli>(Clock::now() - t0).count(); }
 
-double percentile(const std::vector<double>& sorted, double p) {
-  const double at = p * static_cast<double>(sorted.size() - 1);
-  const auto i = static_cast<std::size_t>(at);
-  const double next = sorted[std::min(i + 1, sorted.size() - 1)];
-  return sorted[i] + (at - static_cast<double>(i)) * (next - sorted[i]);
-}
-
 template <typename U, U kExponent>
 bool finite_bits(const TensorView& t) {
   const U* x = t.as<U>();
@@ -46,7 +39,9 @@ bool finite_bits(const TensorView& t) {
   return ok;
 }
 
-bool all_finite(const TensorView& t) {  // contiguous
+}  // namespace
+
+bool all_finite(const TensorView& t) {
   switch (t.dtype) {
     case DType::F32: return finite_bits<std::uint32_t, 0x7f800000U>(t);
     case DType::F16: return finite_bits<std::uint16_t, 0x7c00U>(t);
@@ -58,19 +53,34 @@ bool all_finite(const TensorView& t) {  // contiguous
 
 std::size_t bytes_of(const TensorView& t) { return static_cast<std::size_t>(t.numel()) * size_of(t.dtype); }
 
+namespace {
+
 bool with_states(const FunctionSpec& spec, const Sizes& s) {
   return s.T == 1 && spec.find_arg("initial_state") != nullptr;
 }
 
-// The benchmark's call: only what the shape is about. Decoding takes a state and gives one.
-Case bench_case(const FunctionSpec& spec, const Sizes& sizes, DType dtype) {
-  Case c = check(Case::make(Registry::global(), spec.name, sizes, {.dtype = dtype, .seed = kBenchSeed}));
+}  // namespace
+
+Case bench_case(const FunctionSpec& spec, const Sizes& sizes, DType dtype, std::uint64_t seed) {
+  Case c = check(Case::make(Registry::global(), spec.name, sizes, {.dtype = dtype, .seed = seed}));
   const bool states = with_states(spec, sizes);
   if (states) c = c.with("initial_state");
   for (const auto& f : spec.flags)
     if (!f.set) c = c.flag(f.name, states && f.name == "output_final_state");
   return c;
 }
+
+double flops_of(const DynamicCall& call, const Sizes& sizes) {
+  const FunctionSpec& spec = call.spec();
+  if (!spec.flops) return 0.0;
+  Dims d;
+  for (const char* symbol : {"B", "T", "H", "HV", "K", "V", "D", "N"})
+    if (*symbol == 'N' || uses(spec, symbol)) d.set(symbol, size_of_symbol(sizes, symbol));
+  for (const auto& [symbol, derive] : spec.derived) d.set(symbol, derive(call.args(), d));
+  return spec.flops(d);
+}
+
+namespace {
 
 // One call with its outputs in place.
 struct Bound {
@@ -96,12 +106,7 @@ struct Bound {
         if (const TensorView& t = a.get(call.args()); t.present()) input_bytes += bytes_of(t);
     workspace = check(call.workspace_bytes(ctx));
     route = check(call.explain(ctx));
-    if (!spec.flops) return;
-    Dims d;
-    for (const char* symbol : {"B", "T", "H", "HV", "K", "V", "D", "N"})
-      if (*symbol == 'N' || uses(spec, symbol)) d.set(symbol, size_of_symbol(sizes, symbol));
-    for (const auto& [symbol, derive] : spec.derived) d.set(symbol, derive(call.args(), d));
-    flops = spec.flops(d);
+    flops = flops_of(call, sizes);
   }
 };
 
@@ -134,6 +139,8 @@ struct Agreement {
   std::string problem;
 };
 
+}  // namespace
+
 Sizes cut_down(Sizes s) {
   s.H = std::min<std::int64_t>(s.H, 2);
   s.D = std::min<std::int64_t>(s.D, 300);
@@ -150,7 +157,6 @@ Sizes cut_down(Sizes s) {
   return s;
 }
 
-// The contract's limits on R: 1e-4 in F32; in 16 bits the page's tolerance, in BF16 with room for its rounding.
 double limit_of(const FunctionSpec& spec, const std::string& tensor, DType dtype) {
   if (dtype == DType::F32) return 1e-4;
   const bool gradient = tensor.starts_with("grad.");
@@ -158,6 +164,8 @@ double limit_of(const FunctionSpec& spec, const std::string& tensor, DType dtype
   const double page = spec.tolerance_of(name);
   return dtype == DType::BF16 ? std::max(page, gradient ? 0.01 : 0.005) : page;
 }
+
+namespace {
 
 void compare_outcomes(const FunctionSpec& spec, const Outcome& expected, const Outcome& got, DType dtype,
                       Agreement& a) {
@@ -187,7 +195,8 @@ Agreement agree(const Context& ctx, const Context& reference, const FunctionSpec
   return a;
 }
 
-// What a shape's tensors will take, before any of them exists; the largest one is generated in double first.
+}  // namespace
+
 double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, bool backward) {
   double sum = 0.0, largest = 0.0;
   const std::shared_ptr<void> args = spec.make_args();
@@ -204,6 +213,8 @@ double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, boo
   }
   return sum + largest;
 }
+
+namespace {
 
 struct Job {
   const Entry* entry;
@@ -311,6 +322,8 @@ bool served_by(const std::string& backend, const std::string& function) {
   return std::find(have.begin(), have.end(), backend) != have.end();
 }
 
+}  // namespace
+
 std::vector<std::string> parse_modes(const std::string& text) {
   std::vector<std::string> modes;
   for (const auto& m : split(text, ',')) {
@@ -321,16 +334,12 @@ std::vector<std::string> parse_modes(const std::string& text) {
   return modes;
 }
 
-// Packed shapes are not for functions of dense batches alone. Asked for by hand, that is a mistake; among other
-// operators, no row.
 bool skips(const FunctionSpec& spec, const NamedShape& s, std::size_t operators) {
   const auto T = s.dims.find("T");
   const auto most = spec.max_dim.find("T");
   const bool long_one = T != s.dims.end() && most != spec.max_dim.end() && T->second > most->second;
   return operators > 1 && (long_one || (!s.cu_seqlens.empty() && spec.find_arg("cu_seqlens") == nullptr));
 }
-
-}  // namespace
 
 void add_bench_options(CLI::App* app, BenchOptions& o) {
   std::string groups;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/command.h"
+#include "tools/common/cases.h"
 #include "tools/common/machine.h"
 #include "tools/common/shapes.h"
 
@@ -56,5 +57,23 @@ inline constexpr std::uint64_t kBenchSeed = 42;
 Json machine_json(const BenchRun& b);
 Json to_json(const BenchRun& b);
 void print_bench(const BenchRun& b);
+
+// ---- what a comparison of two builds shares with it
+
+// The benchmark's call: only what the shape is about. Decoding takes a state and gives one.
+Case bench_case(const FunctionSpec& spec, const Sizes& sizes, DType dtype, std::uint64_t seed = kBenchSeed);
+// The same call in small.
+Sizes cut_down(Sizes s);
+// The contract's limits on R: 1e-4 in F32; in 16 bits the page's tolerance, in BF16 with room for its rounding.
+double limit_of(const FunctionSpec& spec, const std::string& tensor, DType dtype);
+bool all_finite(const TensorView& t);  // t is contiguous
+std::size_t bytes_of(const TensorView& t);
+double flops_of(const DynamicCall& call, const Sizes& sizes);  // 0: no model
+// What a shape's tensors will take, before any of them exists; the largest one is generated in double first.
+double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, bool backward);
+std::vector<std::string> parse_modes(const std::string& text);
+// Packed shapes are not for functions of dense batches alone. Asked for by hand, that is a mistake; among other
+// operators, no row.
+bool skips(const FunctionSpec& spec, const NamedShape& s, std::size_t operators);
 
 }  // namespace fla::tools

@@ -14,6 +14,7 @@
 #include "CLI/CLI.hpp"
 #include "fla/core/text.h"
 #include "fla/core/threads.h"
+#include "tools/loop/process.h"
 
 namespace fla::tools {
 
@@ -38,6 +39,9 @@ int report_errors(bool json, const std::function<int()>& body) {
     code = body();
   } catch (const Stop& e) {
     code = report(json, e.code, e.what());
+  } catch (const Interrupted& e) {  // everything has been put back
+    print(stderr, "fla: interrupted\n");
+    die_of(e.signal);
   } catch (const std::bad_alloc&) {
     code = report(json, kFailed, "out of memory");
   } catch (const std::exception& e) {

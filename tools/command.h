@@ -69,6 +69,8 @@ Command add_gate(CLI::App& root);
 Command add_bench(CLI::App& root);
 Command add_verify(CLI::App& root);
 Command add_explain(CLI::App& root);
+Command add_loop(CLI::App& root);
+Command add_report(CLI::App& root);
 Command add_doctor(CLI::App& root);
 
 // ---- options

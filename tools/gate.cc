@@ -6,28 +6,56 @@
 #include "tools/command.h"
 #include "tools/gate_runner.h"
 #include "tools/plugin.h"
+#include "tools/loop/build_graph.h"
 
 namespace fla::tools {
+namespace {
+
+std::vector<std::string> changed_families(const std::string& base) {
+  const BuildTree tree = this_build_tree("gate --changed");
+  const Repo repo(tree.source);
+  const auto files = repo.changed(repo.resolve(base.empty() ? "HEAD" : base));
+  const auto operations = Registry::global().operations();
+  const Reach reach = reach_of(files, tree, {operations.begin(), operations.end()});
+  for (const auto& f : reach.unaffected) print(stderr, "gate: {} reaches no operator\n", f);
+  if (reach.everything) {
+    print(stderr, "gate: the changes reach every family\n");
+    return {"all"};
+  }
+  if (reach.families.empty())
+    throw Stop(kNothing, fmt::format("gate: {} changed files reach no operator", files.size()));
+  std::vector<std::string> families(reach.families.begin(), reach.families.end());
+  print(stderr, "gate: the changes reach {}\n", join(families));
+  return families;
+}
+
+}  // namespace
 
 Command add_gate(CLI::App& root) {
   struct Options {
     std::vector<std::string> ops;
-    std::string subset;
+    std::string subset, base;
     PluginOptions plugin;
-    bool json = false;
+    bool changed = false, json = false;
   };
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(root, "gate", "Run the frozen correctness tests of operators",
                               "  fla gate chunk_gla\n  fla gate gla hgrn -k backward\n  fla gate all --json\n"
-                              "  fla gate chunk_gla --plugin ./mine.so");
-  app->add_option("OP", o->ops, "operators, families or 'all'")->required();
+                              "  fla gate --changed --base main\n  fla gate chunk_gla --plugin ./mine.so");
+  app->add_option("OP", o->ops, "operators, families or 'all'");
+  app->add_flag("--changed", o->changed, "every family that files changed since HEAD (or --base) reach");
+  app->add_option("--base", o->base, "with --changed: files that differ from this commit");
   app->add_option("-k", o->subset, "only tests whose full name contains SUBSET, or matches it when it has * or ?")
       ->check(not_empty("part of a test's name"));
   add_plugin(app, o->plugin);
   add_json(app, o->json);
   const auto run = [o](const std::string& plugin) {
-    const auto ops = keep_served(select_operators(Registry::global(), o->ops), o->plugin, plugin);
-    const bool everything = std::find(o->ops.begin(), o->ops.end(), "all") != o->ops.end();
+    if (o->changed == !o->ops.empty())
+      refuse("gate: expected operators or --changed, got {}", o->changed ? "both" : "neither");
+    if (!o->base.empty() && !o->changed) refuse("--base: of use with --changed alone");
+    const std::vector<std::string> names = o->changed ? changed_families(o->base) : o->ops;
+    const auto ops = keep_served(select_operators(Registry::global(), names), o->plugin, plugin);
+    const bool everything = std::find(names.begin(), names.end(), "all") != names.end();
     const GateResult g = run_gate(ops, everything, o->subset, o->plugin);
     print_gate(g, o->json ? stderr : stdout);
     if (o->json) print_json(to_json(g));

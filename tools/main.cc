@@ -18,8 +18,8 @@ int run_program(int argc, char** argv) {
       "Exit codes: 0 good; 1 checked and failed; 2 usage, bad input, or a call that nothing here "
       "serves;\n            3 frozen scope violated; 4 nothing selected.");
   app.require_subcommand(1);
-  const Command commands[] = {add_ops(app),   add_run(app),    add_check(app),   add_gate(app),
-                              add_bench(app), add_verify(app), add_explain(app), add_doctor(app)};
+  const Command commands[] = {add_ops(app),    add_run(app),     add_check(app), add_gate(app),   add_bench(app),
+                              add_verify(app), add_explain(app), add_loop(app),  add_report(app), add_doctor(app)};
 
   std::vector<std::string> names;
   for (const Command& c : commands) names.push_back(c.app->get_name());

@@ -8,6 +8,7 @@
 #include "fla/registry/registry.h"
 #include "tools/command.h"
 #include "tools/function_list.h"
+#include "tools/loop/base_build.h"
 
 namespace fla::tools {
 namespace {
@@ -273,7 +274,12 @@ int run(const Options& o) {
                    [](const Entry* a, const Entry* b) { return a->spec.operation < b->spec.operation; });
 
   const Check check = o.check ? check_list(r) : Check{};
-  const std::vector<EnvVariable> env = o.env ? environment_variables(r) : std::vector<EnvVariable>{};
+  std::vector<EnvVariable> env;
+  if (o.env) {
+    env = environment_variables(r);
+    env.push_back({kCacheVariable, "$XDG_CACHE_HOME/fla or ~/.cache/fla",
+                   "where this program keeps the libraries that `fla verify --base` has built"});
+  }
   if (o.json) {
     Json out;
     out["ops"] = Json::array();
@@ -323,7 +329,7 @@ Command add_ops(CLI::App& root) {
   app->add_option("--signature", o->signatures, "the typed signature of an operator; repeatable");
   app->add_flag("--check", o->check,
                 "compare with the list of the 55 functions; exit 1 when one is absent, extra or uncovered");
-  app->add_flag("--env", o->env, "environment variables the library reads");
+  app->add_flag("--env", o->env, "environment variables that the library and this program read");
   app->add_flag("--markdown", o->markdown, "the operator table as README.md has it");
   add_json(app, o->json);
   return {app, [o] { return run(*o); }};

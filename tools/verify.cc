@@ -2,22 +2,26 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "fla/core/version.h"
 #include "tools/bench_runner.h"
 #include "tools/command.h"
 #include "tools/gate_runner.h"
+#include "tools/loop/process.h"
+#include "tools/loop/profile.h"
+#include "tools/loop/verify_base.h"
 #include "tools/plugin.h"
 
 namespace fla::tools {
 namespace {
 
 struct Options {
-  std::string op, subset;
+  std::string op, subset, base, cache;
   BenchOptions bench;
   PluginOptions plugin;
-  bool no_gate = false, json = false;
+  bool no_gate = false, profile = false, json = false;
 };
 
 Json rows_json(const BenchRun& b) {
@@ -50,17 +54,45 @@ Json rows_json(const BenchRun& b) {
   return rows;
 }
 
-Json candidate_json() {
+Json candidate_json(std::string commit) {
   constexpr std::string_view kDirty = "-dirty";
-  std::string commit = build_info().commit;
   const bool dirty = commit.ends_with(kDirty);
   if (dirty) commit.resize(commit.size() - kDirty.size());
   return {{"commit", commit}, {"dirty", dirty}};
 }
 
+void print_verdict(const BaseComparison& c) {
+  const PairedRun& run = c.run;
+  print("{}, {}, {} threads; base {} ({}{}), candidate {}; one process, in turns, equal bytes\n", run.machine.cpu,
+        run.machine.isa, run.threads, c.base.ref, short_commit(c.base.commit),
+        c.base.own ? ", a copy of this build" : "", c.candidate_commit);
+  print_paired(run);
+  for (const auto& d : c.flag_differences) print("different build flags: {}\n", d);
+  for (const PairedRow& r : run.rows) {
+    if (!r.error.empty()) print("blocked: {} {} {}: {}\n", r.op, r.mode, r.shape, r.error);
+    for (const auto& f : r.flags) print("blocked: {} {} {}: {}\n", r.op, r.mode, r.shape, f);
+    if (r.error.empty() && r.stats.slower())
+      print("slower: {} {} {}: {:.3f} [{:.3f}, {:.3f}]\n", r.op, r.mode, r.shape, r.stats.speedup, r.stats.low,
+            r.stats.high);
+  }
+  const Geomean g = geomean(run.paired_rows());
+  print("\nverdict: {}  geometric mean {:.3f} [{:.3f}, {:.3f}] of {} rows\n", name_of(run.verdict()), g.value, g.low,
+        g.high, run.paired_rows().size());
+}
+
 int run(const Options& o) {
   const auto ops = keep_served(select_operators(Registry::global(), {o.op}), o.plugin, o.bench.call.backend);
   validate(ops, o.bench);
+  std::optional<BaseSetup> setup;
+  if (!o.base.empty() && !o.plugin.path.empty())
+    refuse("--base: a plug-in has no earlier build to compare with; give --plugin or --base");
+  if (!o.base.empty()) {
+    catch_signals();
+    setup.emplace(o.base, o.cache);
+    setup->build();
+  } else if (!o.cache.empty()) {
+    refuse("--cache: without --base nothing is built");
+  }
   std::optional<GateResult> gate;
   if (o.no_gate) {
     print(stderr, "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n",
@@ -68,31 +100,60 @@ int run(const Options& o) {
   } else {
     gate = run_gate(ops, o.op == "all", o.subset, o.plugin);
     print_gate(*gate, o.json ? stderr : stdout);
+    if (setup) throw_if_interrupted();
   }
   const int gate_code = gate ? gate->exit_code() : static_cast<int>(kGood);
+  const bool green = gate_code == kGood;
+  if (!green) print(stderr, "verify: the gate is not green: nothing was timed\n");
+
   BenchRun bench;
-  if (gate_code == kGood)
+  std::optional<BaseComparison> compared;
+  std::vector<Profile> profiles;
+  if (green && setup)
+    compared = setup->compare(ops, o.bench);
+  else if (green)
     bench = run_bench(ops, o.bench);
-  else
-    print(stderr, "verify: the gate is not green: nothing was timed\n");
+  if (green && o.profile) profiles = take_profiles(ops, o.bench);
 
   if (o.json) {
-    Json g = nullptr;
-    if (gate) g = to_json(*gate);
-    print_json({{"machine", gate_code == kGood ? machine_json(bench) : Json(nullptr)},
+    Json out = {{"machine", nullptr},
                 {"op", o.op},
-                {"gate", std::move(g)},
+                {"gate", gate ? to_json(*gate) : Json(nullptr)},
                 {"base", nullptr},
-                {"candidate", candidate_json()},
-                {"rows", rows_json(bench)},
+                {"candidate", candidate_json(compared ? compared->candidate_commit : build_info().commit)},
+                {"rows", compared ? rows_json(compared->run) : rows_json(bench)},
                 {"geomean", nullptr},
-                {"verdict", gate_code == kGood ? Json(nullptr) : Json("blocked")}});
-  } else if (gate_code == kGood) {
-    print_bench(bench);
+                {"verdict", green ? Json(nullptr) : Json("blocked")}};
+    if (compared) {
+      const PairedRun& run = compared->run;
+      out["machine"] = machine_json(run);
+      out["base"] = {{"ref", o.base}, {"commit", short_commit(compared->base.commit)}};
+      const Geomean g = geomean(run.paired_rows());
+      out["geomean"] = run.paired_rows().empty() ? Json(nullptr) : number(g.value);
+      out["interval"] = {number(g.low), number(g.high)};
+      out["verdict"] = name_of(run.verdict());
+      out["flag_differences"] = compared->flag_differences;
+    } else if (green) {
+      out["machine"] = machine_json(bench);
+    }
+    if (o.profile) {
+      out["profile"] = Json::array();
+      for (const Profile& p : profiles) out["profile"].push_back(to_json(p));
+    }
+    print_json(out);
+  } else if (green) {
+    if (compared)
+      print_verdict(*compared);
+    else
+      print_bench(bench);
+    for (const Profile& p : profiles) print_profile(p);
   }
-  if (gate_code != kGood) return gate_code;
-  if (bench.rows.empty()) throw Stop(kNothing, "verify: nothing was selected to time");
-  return bench.exit_code();
+  if (!green) return gate_code;
+  if (compared ? compared->run.rows.empty() : bench.rows.empty())
+    throw Stop(kNothing, "verify: nothing was selected to time");
+  if (!compared) return bench.exit_code();
+  const Verdict v = compared->run.verdict();
+  return v == Verdict::Win || v == Verdict::NoWin ? kGood : kFailed;
 }
 
 }  // namespace
@@ -102,11 +163,16 @@ Command add_verify(CLI::App& root) {
   CLI::App* app = add_command(
       root, "verify", "Prove an operator right (gate), then time it",
       "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json\n"
-      "  fla verify --op chunk_gla --plugin ./mine.so");
+      "  fla verify --op chunk_gla --base main --profile\n  fla verify --op chunk_gla --plugin ./mine.so");
   app->add_option("--op", o->op, "operator, family or 'all'")->required();
   app->add_option("--gate-k", o->subset, "only tests whose full name contains SUBSET: a signal, not a verdict")
       ->check(not_empty("part of a test's name"));
   app->add_flag("--no-gate", o->no_gate, "time without proof");
+  app->add_option("--base", o->base,
+                  "commit, branch or tag to compare with: built, then timed in turns with this build");
+  app->add_option("--cache", o->cache,
+                  "folder of built bases (default $FLA_CACHE_DIR, $XDG_CACHE_HOME/fla or ~/.cache/fla)");
+  app->add_flag("--profile", o->profile, "afterwards, readings of the first shape: counters, hot functions, roofline");
   add_bench_options(app, o->bench);
   add_plugin(app, o->plugin);
   add_json(app, o->json);

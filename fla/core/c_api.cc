@@ -6,6 +6,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -93,6 +94,17 @@ fla::Status set_flag(const char* function, fla_call* call, const char* name, fla
 extern "C" {
 
 const char* fla_version(void) { return fla::version(); }
+
+const char* fla_build_info(const char* key) {
+  const fla::BuildInfo& info = fla::build_info();
+  const std::string_view wanted = key != nullptr ? key : "";
+  if (wanted == "version") return info.version;
+  if (wanted == "commit") return info.commit;
+  if (wanted == "compiler") return info.compiler;
+  if (wanted == "flags") return info.flags;
+  if (wanted == "build_type") return info.build_type;
+  return nullptr;
+}
 
 const char* fla_last_error(void) { return t_error.c_str(); }
 

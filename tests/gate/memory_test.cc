@@ -34,7 +34,7 @@ void Misaligned(const Registry::Entry& e) {
           return backward ? c.run_backward(context(backend), o) : c.run(context(backend), o);
         };
         const Outcome aligned = run({});
-        for (std::size_t offset = 1; offset < 64; ++offset)
+        for (const std::size_t offset : {1, 2, 3, 4, 8, 12, 16, 31, 32, 33, 48, 60, 63})
           expect_same_bits(aligned, run({.workspace_offset = offset}),
                            backend + ": " + c.text() + " with its workspace " + std::to_string(offset) + " bytes off");
       }

@@ -192,7 +192,7 @@ TEST_F(Cli, WrongUsageNamesTheArgumentAndWhatWasExpected) {
       {{"bench", "chunk_gla", "--custom-shapes", "@/nonexistent"}, {"--custom-shapes", "/nonexistent"}},
       {{"bench", "chunk_hgrn", "--varlen", "even"}, {"cu_seqlens", "no packed sequences"}},
       {{"gate", "glaa"}, {"'glaa'", "nearest"}},
-      {{"gate"}, {"OP"}},
+      {{"gate"}, {"operators or --changed"}},
       {{"verify", "--op", "chunk_glaa", "--no-gate"}, {"'chunk_glaa'", "chunk_gla"}},
       {{"run", "chunk_gla", "--in", "/nonexistent.safetensors", "--out", "/tmp/o"}, {"/nonexistent.safetensors"}},
       {{"check", "/nonexistent"}, {"/nonexistent"}},

@@ -197,6 +197,12 @@ std::vector<std::string> Case::input_names() const {
   return names;
 }
 
+std::vector<std::string> Case::upstream_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, t] : upstream_) names.push_back(name);
+  return names;
+}
+
 const ArgSpec* Case::require(std::string_view input) const {
   if (!takes(input)) throw std::invalid_argument(spec_->name + " has no input " + std::string(input));
   return spec_->find_arg(input);

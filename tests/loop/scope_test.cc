@@ -1,0 +1,114 @@
+// The frozen scope's patterns, and what the build's own files say a change reaches.
+#include <set>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "tools/loop/base_build.h"
+#include "tools/loop/build_graph.h"
+#include "tools/loop/frozen_scope.h"
+
+namespace fla::tools {
+namespace {
+
+TEST(FrozenScope, Patterns) {
+  EXPECT_TRUE(matches("tests/gate/**", "tests/gate/main.cc"));
+  EXPECT_TRUE(matches("tests/gate/**", "tests/gate/deep/x.cc"));
+  EXPECT_FALSE(matches("tests/gate/**", "tests/gates/x.cc"));
+  EXPECT_TRUE(matches("fla/ops/*/*_spec.cc", "fla/ops/gla/gla_spec.cc"));
+  EXPECT_FALSE(matches("fla/ops/*/*_spec.cc", "fla/ops/gla/deep/gla_spec.cc"));
+  EXPECT_FALSE(matches("fla/ops/*/*_spec.cc", "fla/ops/gla/gla_specs.cc"));
+  EXPECT_TRUE(matches("fla/ops/*/=.h", "fla/ops/gla/gla.h"));
+  EXPECT_FALSE(matches("fla/ops/*/=.h", "fla/ops/gla/gla_cpu.h"));
+  EXPECT_FALSE(matches("fla/ops/*/=.h", "fla/ops/gla/hgrn.h"));
+  EXPECT_TRUE(matches("tools/verify.cc", "tools/verify.cc"));
+  EXPECT_FALSE(matches("tools/verify.cc", "tools/verify.cc2"));
+  EXPECT_TRUE(matches("tools/sizes.*", "tools/sizes.cc"));
+}
+
+TEST(FrozenScope, NamesWhatTheContractFreezes) {
+  const auto patterns = parse_frozen_scope(read_text(FLA_SOURCE_DIR "/tools/frozen_scope.txt"));
+  for (const char* path : {"tests/gate/gradient_test.cc", "tests/golden/gla/decode.safetensors",
+                           "fla/ops/gla/gla_spec.cc", "fla/ops/common/diag_ref.cc", "fla/ops/gla/gla.h", "fla/fla.h",
+                           "tools/common/cases.cc", "tools/bench_shapes.cc", "tools/bench_runner.cc", "tools/verify.cc",
+                           "tools/loop/paired_bench.cc", "tools/frozen_scope.txt"})
+    EXPECT_TRUE(matches_any(patterns, path)) << path;
+  for (const char* path : {"fla/ops/gla/gla_cpu.cc", "fla/ops/common/diag_cpu_chunk.cc", "fla/kernels/cpu/gemm-inl.h",
+                           "README.md", "tools/loop/report.cc"})
+    EXPECT_FALSE(matches_any(patterns, path)) << path;
+}
+
+const std::set<std::string> kFamilies = {"gla", "retention", "simple_gla", "hgrn"};
+
+std::vector<ObjectDeps> deps() {
+  return parse_ninja_deps(
+      "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: #deps 3, deps mtime 1 (VALID)\n"
+      "    /src/fla/ops/gla/gla_cpu.cc\n    /src/fla/ops/common/diag.h\n    /src/fla/ops/gla/gla.h\n\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/common/diag_cpu.cc.o: #deps 2, deps mtime 1 (VALID)\n"
+      "    /src/fla/ops/common/diag_cpu.cc\n    /src/fla/ops/common/state.h\n\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/hgrn/hgrn_cpu.cc.o: #deps 1, deps mtime 1 (VALID)\n"
+      "    /src/fla/ops/hgrn/hgrn_cpu.cc\n\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/retention/retention.cc.o: #deps 1, deps mtime 1 (VALID)\n"
+      "    ../../src/fla/ops/retention/retention.cc\n\n"
+      "tests/CMakeFiles/fla_gate.dir/gate/bits_test.cc.o: #deps 2, deps mtime 1 (VALID)\n"
+      "    /src/tests/gate/bits_test.cc\n    /src/tools/common/cases.h\n",
+      "/src/build");
+}
+
+std::map<std::string, ObjectSymbols> symbols() {
+  return parse_symbols(
+      "CMakeFiles/fla_objects.dir/fla/ops/common/diag_cpu.cc.o: diag_forward T 0 10\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: diag_forward U\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: register_gla_cpu T 0 10\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: run_gla T 0 10\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/retention/retention.cc.o: run_gla U\n"
+      "CMakeFiles/fla_objects.dir/fla/ops/hgrn/hgrn_cpu.cc.o: register_hgrn_cpu T 0 10\n"
+      "CMakeFiles/fla_objects.dir/generated/register_all.cc.o: register_gla_cpu U\n"
+      "CMakeFiles/fla_objects.dir/generated/register_all.cc.o: register_hgrn_cpu U\n"
+      "CMakeFiles/fla_objects.dir/generated/register_all.cc.o: register_all T 0 10\n"
+      "CMakeFiles/fla_objects.dir/fla/registry/registry.cc.o: register_all U\n");
+}
+
+Reach reach(const std::vector<std::string>& changed) { return reach_of(changed, deps(), symbols(), "/src", kFamilies); }
+
+TEST(ChangedGate, AKernelReachesItsFamilyAndThoseThatCallIt) {
+  EXPECT_EQ(reach({"fla/ops/gla/gla_cpu.cc"}).families, (std::set<std::string>{"gla", "retention"}));
+  EXPECT_EQ(reach({"fla/ops/hgrn/hgrn_cpu.cc"}).families, std::set<std::string>{"hgrn"});
+}
+
+TEST(ChangedGate, ASharedStageReachesItsUsersThroughHeadersAndSymbols) {
+  EXPECT_EQ(reach({"fla/ops/common/state.h"}).families, (std::set<std::string>{"gla", "retention"}));
+  EXPECT_EQ(reach({"fla/ops/common/diag_cpu.cc"}).families, (std::set<std::string>{"gla", "retention"}));
+  EXPECT_EQ(reach({"fla/ops/common/diag.h"}).families, (std::set<std::string>{"gla", "retention"}));
+}
+
+TEST(ChangedGate, WhatAllTestsShareReachesEverything) {
+  EXPECT_TRUE(reach({"tools/common/cases.h"}).everything);
+  EXPECT_TRUE(reach({"tests/gate/bits_test.cc"}).everything);
+  EXPECT_TRUE(reach({"cmake/fla_family.cmake"}).everything);
+}
+
+TEST(ChangedGate, DocumentsReachNothingAndRecordedCasesTheirFamily) {
+  const Reach r = reach({"README.md", "tests/golden/hgrn/decode.safetensors"});
+  EXPECT_EQ(r.families, std::set<std::string>{"hgrn"});
+  EXPECT_EQ(r.unaffected, std::vector<std::string>{"README.md"});
+  EXPECT_FALSE(r.everything);
+}
+
+TEST(BuildFlags, OnlyFlagsThatChangeCodeAreCompared) {
+  const std::string path = ::testing::TempDir() + "/commands.json";
+  write_text(path, R"([{"file": "/src/fla/a.cc", "command":
+    "/usr/bin/ccache /usr/bin/c++ -I/src -Iinclude -O2 -Wall -Werror -std=c++20 -MD -MT x.o -MF x.d -o x.o -c /src/fla/a.cc"},
+    {"file": "/src/tools/b.cc", "command": "c++ -O0 -c /src/tools/b.cc"}])");
+  const auto flags = compile_flags(path, "/src");
+  ASSERT_EQ(flags.size(), 1U);
+  EXPECT_EQ(flags.at("fla/a.cc"), "-O2 -std=c++20");
+  EXPECT_TRUE(flag_differences(flags, flags).empty());
+  auto other = flags;
+  other["fla/a.cc"] = "-O3 -std=c++20";
+  EXPECT_EQ(flag_differences(flags, other).size(), 1U);
+  EXPECT_TRUE(flag_differences(flags, {{"fla/new.cc", "-O1"}}).empty());
+}
+
+}  // namespace
+}  // namespace fla::tools
