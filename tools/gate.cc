@@ -5,8 +5,8 @@
 #include "CLI/CLI.hpp"
 #include "tools/command.h"
 #include "tools/gate_runner.h"
-#include "tools/plugin.h"
 #include "tools/loop/build_graph.h"
+#include "tools/plugin.h"
 
 namespace fla::tools {
 namespace {
