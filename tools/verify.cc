@@ -181,7 +181,7 @@ Command add_verify(CLI::App& root) {
                                  {"op", o->op},
                                  {"gate", nullptr},
                                  {"base", nullptr},
-                                 {"candidate", candidate_json()},
+                                 {"candidate", candidate_json(build_info().commit)},
                                  {"rows", Json::array()},
                                  {"geomean", nullptr},
                                  {"verdict", "blocked"}};
