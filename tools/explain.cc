@@ -101,10 +101,11 @@ int run(const Options& o) {
       for (const auto& x : spec.args)
         if (x.role == Role::Input && !x.required) optional.push_back(x.name);
       refuse("--with: {} has no argument '{}'; optional ones: {}", spec.name, name, join(optional));
-    }
-    if (a->types == Types::Index && !name.starts_with("cu_seqlens"))
+    } else if (a->types == Types::Index && !name.starts_with("cu_seqlens")) {
       refuse("--with: '{}' holds what no shape tells, and changes no route", name);
-    if (a->required) refuse("--with: expected an optional argument, got '{}', which every call needs and has", name);
+    } else if (a->required) {
+      refuse("--with: expected an optional argument, got '{}', which every call needs and has", name);
+    }
     if (name != word && !name.starts_with("cu_seqlens"))
       refuse("--with: expected '{}' without a value, got '{}'", name, word);
     if (name.starts_with("cu_seqlens")) {

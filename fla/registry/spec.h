@@ -376,7 +376,7 @@ class OpSpec {
   }
 
   // An output, already described, that only some calls have; `text` says which ("inplace_final_state false").
-  OpSpec& only_when(std::string_view output, std::function<bool(const F&)> fn, std::string text) {
+  OpSpec& only_when(std::string_view output, std::function<bool(const F&)> fn, const std::string& text) {
     for (ArgSpec& a : fwd_.args)
       if (a.name == output) {
         a.only_when = [fn](const void* call) { return fn(*static_cast<const F*>(call)); };

@@ -47,7 +47,7 @@ Result<Json> parse_json_strict(std::string_view text) {
     return true;
   };
   try {
-    Json j = Json::parse(text.begin(), text.end(), watch);
+    Json j = Json::parse(text, watch);
     if (found) return Status(Code::InvalidArgument, "expected every name once, got '" + excerpt(twice) + "' twice");
     return j;
   } catch (const typename Json::parse_error& e) {

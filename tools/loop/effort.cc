@@ -366,7 +366,8 @@ Effort load_effort(const fs::path& records, const std::string& op) {
   Effort e;
   e.op = op;
   if (fs::exists(twin)) {
-    const auto parsed = parse_json_strict<Json>(read_text(twin));
+    const std::string text = read_text(twin);
+    const auto parsed = parse_json_strict<Json>(text);
     if (!parsed) refuse("{}: {}", twin.string(), parsed.status().message());
     try {
       e = effort_from(*parsed);

@@ -205,8 +205,7 @@ struct Work {
   bool with_backward;
   std::size_t moved = 0;
 
-  Work(const Context& ctx, const Case& c, bool back) : with_backward(back) {
-    forward = check(c.call());
+  Work(const Context& ctx, const Case& c, bool back) : forward(check(c.call())), with_backward(back) {
     std::size_t need = bind(ctx, forward);
     if (back) {
       backward = check(c.backward_call());

@@ -97,12 +97,12 @@ std::int64_t segment_length(std::int64_t T) {
 }
 
 struct Memory {
-  double* S;                     // [2, K, K]: A, C
-  double *lamb, *q, *k, *v, *z;  // [K]
-  double *r, *p, *y;             // [K]
-  double *D, *M, *row, *up;      // [2, K, K]: gradients of A and C; [K, K]; [K]; [K]
-  double *starts, *inside;       // [segments, 2, K, K], [segment + 1, 2, K, K]
-  double* dk;                    // [K]
+  double* S;                                                                       // [2, K, K]: A, C
+  double *lamb = nullptr, *q = nullptr, *k = nullptr, *v = nullptr, *z = nullptr;  // [K]
+  double *r = nullptr, *p = nullptr, *y = nullptr;                                 // [K]
+  double *D, *M, *row, *up;  // [2, K, K]: gradients of A and C; [K, K]; [K]; [K]
+  double *starts, *inside;   // [segments, 2, K, K], [segment + 1, 2, K, K]
+  double* dk;                // [K]
   std::size_t doubles = 0;
 
   // Without a base it measures.
