@@ -29,7 +29,7 @@ deps = @scripts/install-deps.sh $(1)
 define build
 @if [ ! -e build/$(1)/build.ninja ] || [ CMakePresets.json -nt build/$(1)/build.ninja ]; then \
   cmake --preset $(1) -Wno-dev && touch build/$(1)/build.ninja; fi
-cmake --build --preset $(1) -j $(JOBS)
+cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 endef
 
 build:
@@ -54,7 +54,7 @@ package-test: build
 cuda:
 	$(call deps,build test)
 	@[ -z "$(CUDA_ARCHITECTURES)" ] || cmake --preset cuda -Wno-dev -DFLA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
-	$(call build,cuda)
+	$(call build,cuda,$(CUDA_TARGET))
 
 cuda-resources:
 	scripts/cuda-resources.sh
@@ -66,7 +66,7 @@ asan:
 
 tsan:
 	$(call deps,build test)
-	$(call build,tsan)
+	$(call build,tsan,fla_core_test fla_gate)
 	scripts/run-tsan.sh
 
 fuzz:
@@ -77,7 +77,7 @@ fuzz:
 neon:
 	$(call deps,build neon)
 	scripts/neon-sysroot.sh
-	$(call build,neon)
+	$(call build,neon,fla_core_test fla_gate)
 	scripts/run-neon.sh
 
 format:

@@ -110,8 +110,8 @@ inline std::int64_t value_head_group(const DeltaProblem& p, std::int64_t panels,
   std::int64_t group = 1;
   for (std::int64_t g = 2; g <= std::min(kHeadGroup, p.HV); g *= 2) {
     const std::int64_t tasks = p.N * ((p.HV + g - 1) / g);
-    const bool even = tasks >= 4 * threads || (tasks % threads == 0 && p.HV % g == 0);
-    if (even && g * pad_up(p.K) * panels * kBV * 4 <= 512 * 1024) group = g;
+    const bool even = tasks >= std::int64_t{4} * threads || (tasks % threads == 0 && p.HV % g == 0);
+    if (even && g * pad_up(p.K) * panels * kBV * 4 <= std::int64_t{512} * 1024) group = g;
   }
   return group;
 }

@@ -151,7 +151,7 @@ std::size_t precond_forward_workspace(const PrecondProblem& p, int threads) {
 Status precond_forward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   float* base = align(workspace);
   pool.run(p.N * p.HA, [&](std::int64_t task, int worker) {
-    float* A = base + worker * 2 * p.K;
+    float* A = base + std::int64_t{2} * worker * p.K;
     forward_one(Head(p, task / p.HA, task % p.HA), A, A + p.K);
   });
   return {};

@@ -21,7 +21,7 @@ struct Shape {
   std::int64_t T, H, HV, K, V, N;
   double scale;
 
-  Shape(const GatedOjaRuleArgs& a)
+  explicit Shape(const GatedOjaRuleArgs& a)
       : T(a.q.dim(1)),
         H(a.q.dim(2)),
         HV(a.v.dim(2)),
