@@ -1,0 +1,195 @@
+// The host side of the CUDA delta engine: what it serves, and which kernel does.
+#include "fla/ops/common/delta_cuda.h"
+
+#include <algorithm>
+
+#include "fla/kernels/cuda/toolbox.cuh"
+#include "fla/ops/common/delta_cuda.cuh"
+#include "fla/ops/common/delta_cuda_internal.h"
+
+namespace fla::cuda {
+
+namespace {
+
+constexpr std::int64_t kMostWidth = 256;
+
+// Why the chunk kernels cannot serve the problem. The checks of alignment look at addresses and strides only.
+std::string chunk_refusal(const DeltaProblem& p) {
+  if (p.q.dtype != DType::BF16 && p.q.dtype != DType::F16) {
+    return std::string("q: needs BF16 or F16, got ") + name_of(p.q.dtype);
+  }
+  for (const auto& [name, t] : {std::pair{"k", &p.k}, {"v", &p.v}, {"o", &p.o}}) {
+    if (t->present() && t->dtype != p.q.dtype) return std::string(name) + ": needs the type of q";
+  }
+  for (const auto& [name, t] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}}) {
+    if (!vectorizable(*t)) return std::string(name) + ": needs rows that are contiguous and 16-byte aligned";
+  }
+  if (p.K % 8 != 0) return "K: needs a multiple of 8, got " + std::to_string(p.K);
+  if (p.V % 8 != 0) return "V: needs a multiple of 8, got " + std::to_string(p.V);
+  if (p.reverse) return "reverse: needs tokens in their order";
+  if (p.gv) return "gv: needs the token kernel";
+  if (p.beta.ndim == 4) return "beta: needs [B, T, HV]";
+  if (p.g && p.gk) return "gk: needs to be the only gate";
+  if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: needs an operator that reads the decayed state";
+  if (p.h && p.h_chunk % kDeltaBT != 0) {
+    return "h: needs states every multiple of 32 tokens, got " + std::to_string(p.h_chunk);
+  }
+  return {};
+}
+
+// Why the chunk kernels cannot form the gradients.
+std::string chunk_backward_refusal(const DeltaProblem& p) {
+  if (std::string why = chunk_refusal(p); !why.empty()) return why;
+  if (p.q.dtype != DType::BF16) return std::string("q: needs BF16, got ") + name_of(p.q.dtype);
+  if (p.K > 128) return "K: needs at most 128, got " + std::to_string(p.K);
+  if (!p.do_) return "do: needs to be given";
+  for (const auto& [name, t] : {std::pair{"do", &p.do_}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
+    if (t->present() && t->dtype != p.q.dtype) return std::string(name) + ": needs the type of q";
+    if (!vectorizable(*t)) return std::string(name) + ": needs rows that are contiguous and 16-byte aligned";
+  }
+  return {};
+}
+
+// delta_parameter_kernel: a block adds 32 entries of a head over all slots, a warp every eighth slot.
+FLA_KERNEL(256, 1)
+delta_parameter_kernel(const float* partials, std::int64_t slots, int HV, int entries, TypedView dA_log,
+                       TypedView ddt_bias) {
+  const Shared<float> sums = shared<float>(0, 256);
+  const int groups = (entries + 31) / 32, hv = block_x() / groups, entry = block_x() % groups * 32 + lane_id();
+  float sum = 0.0F, lost = 0.0F;  // compensated: there are as many terms as chunks
+  if (entry < entries) {
+    for (std::int64_t i = warp_id(); i < slots; i += 8) {
+      const float x = partials[(i * HV + hv) * entries + entry] - lost, next = sum + x;
+      lost = (next - sum) - x;
+      sum = next;
+    }
+  }
+  sums.store(thread_id(), sum);
+  sync_threads();
+  if (warp_id() != 0 || entry >= entries) return;
+  float all = 0.0F;
+  for (int i = 0; i < 8; ++i) all += sums.load(32 * i + lane_id());
+  if (entry == 0) {
+    if (dA_log.present()) dA_log.store(all, hv);
+  } else if (ddt_bias.present()) {
+    ddt_bias.store(all, hv, entry - 1);
+  }
+}
+
+}  // namespace
+
+Status delta_parameter_gradients(const DeltaProblem& p, const float* partials, std::int64_t slots, Stream stream) {
+  const std::int64_t entries = 1 + (p.g ? 1 : p.K);
+  return launch<delta_parameter_kernel>(
+      {.name = "delta_parameter_kernel", .grid = {p.HV * ((entries + 31) / 32)}, .threads = 256, .shared_bytes = 1024},
+      stream, partials, slots, static_cast<int>(p.HV), static_cast<int>(entries), typed(p.dA_log), typed(p.ddt_bias));
+}
+
+std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device) {
+  if (device.sm < 80)
+    return "device: needs compute capability 8.0, got " + std::to_string(device.sm / 10) + "." +
+           std::to_string(device.sm % 10);
+  if (p.erase != Erase::Plain && p.erase != Erase::Decayed) {
+    return p.erase == Erase::Other     ? "p: not supported"
+           : p.erase == Erase::Gated   ? "eb: not supported"
+           : p.erase == Erase::General ? "a, b: not supported"
+                                       : "erase: not supported";
+  }
+  if (p.R != 1) return "k: needs one row per token, got " + std::to_string(p.R);
+  if (p.w) return "w: not supported";
+  if (p.slots.indices || p.slots.steps) return "slots: not supported";
+  if (p.K > kMostWidth) return "K: needs at most 256, got " + std::to_string(p.K);
+  if (p.V > kMostWidth) return "V: needs at most 256, got " + std::to_string(p.V);
+  return {};
+}
+
+DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+  DeltaPlan plan;
+  plan.why_token = chunk_refusal(p);
+  const bool bf = p.q.dtype == DType::BF16;
+  plan.width = p.K <= 64 && bf ? 64 : p.K <= 128 ? 128 : 256;
+  plan.columns = 32;
+  plan.parts = (p.V + 31) / 32;
+  if (!plan.why_token.empty()) {
+    plan.name = "delta_token";
+    return plan;
+  }
+  plan.kernel = DeltaKernel::Chunk;
+  plan.name = p.gk ? "delta_chunk_channel" : "delta_chunk_head";
+  // A block of 64 value channels loads a chunk half as often as two of 32, but fewer blocks leave multiprocessors idle.
+  // Compared by the value channels that the busiest multiprocessor serves.
+  const auto blocks_per_sm = [&](std::int64_t columns) {
+    const std::int64_t blocks = p.N * p.HV * ((p.V + columns - 1) / columns), sms = std::max(device.sm_count, 1);
+    return std::max<std::int64_t>(1, (blocks + sms - 1) / sms);
+  };
+  if (bf && plan.width == 128 && p.V > 32 && blocks_per_sm(64) * 64 <= blocks_per_sm(32) * 32) {
+    plan.columns = 64;
+    plan.parts = (p.V + 63) / 64;
+  }
+  constexpr std::int64_t kMostThreads = 65536 / 256;  // of a multiprocessor, at 256 registers each
+  plan.loaders = blocks_per_sm(plan.columns) * 4 * plan.columns <= kMostThreads;
+  // As many stages as leave room for the blocks that a multiprocessor's registers hold at a time.
+  const std::int64_t together = std::min<std::int64_t>(blocks_per_sm(plan.columns), plan.columns == 64 ? 2 : 4);
+  const std::int64_t stage = delta_chunk_stage_bytes(plan.width, plan.columns, p.gk.present());
+  const auto room = static_cast<std::int64_t>(device.shared_per_sm) / together -
+                    static_cast<std::int64_t>(device.shared_reserved_block) - kDeltaChunkExtraBytes;
+  const std::int64_t most = (static_cast<std::int64_t>(device.shared_per_block) - kDeltaChunkExtraBytes) / stage;
+  plan.stages = static_cast<int>(std::clamp<std::int64_t>(std::min(room / stage, most), 2, 4));
+  return plan;
+}
+
+std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
+  const DeltaPlan plan = delta_forward_plan(p, device);
+  if (plan.kernel == DeltaKernel::Token) return 0;
+  return p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
+                                  : delta_chunk_forward_workspace<f16>(p, plan);
+}
+
+Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
+  if (std::string why = delta_refusal(p, device); !why.empty()) return {Code::Unsupported, "delta_forward: " + why};
+  if (workspace.size() < delta_forward_workspace(p, device)) {
+    return {Code::OutOfMemory, "delta_forward: workspace too small"};
+  }
+  if (p.N == 0 || p.HV == 0 || p.V == 0 || p.K == 0) return {};
+  const DeltaPlan plan = delta_forward_plan(p, device);
+  if (plan.kernel == DeltaKernel::Token) return delta_token_forward(p, stream);
+  return p.q.dtype == DType::BF16 ? delta_chunk_forward<bf16>(p, plan, stream, workspace)
+                                  : delta_chunk_forward<f16>(p, plan, stream, workspace);
+}
+
+std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& device) {
+  if (std::string why = delta_refusal(p, device); !why.empty()) return why;
+  if (p.gv) return "gv: has no gradient";
+  if (p.g && p.gk) return "gk: has no gradient beside g";
+  if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: has a gradient only where the decayed state is read";
+  return {};
+}
+
+DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+  DeltaPlan plan = delta_forward_plan(p, device);
+  plan.why_token = chunk_backward_refusal(p);
+  if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
+  plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";
+  return plan;
+}
+
+std::size_t delta_backward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
+  const DeltaPlan plan = delta_backward_plan(p, device);
+  if (plan.kernel == DeltaKernel::Token) return delta_token_backward_workspace(p);
+  return delta_chunk_backward_workspace<bf16>(p, plan);
+}
+
+Status delta_backward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
+  if (std::string why = delta_backward_refusal(p, device); !why.empty()) {
+    return {Code::Unsupported, "delta_backward: " + why};
+  }
+  if (workspace.size() < delta_backward_workspace(p, device)) {
+    return {Code::OutOfMemory, "delta_backward: workspace too small"};
+  }
+  if (p.N == 0 || p.HV == 0 || p.V == 0 || p.K == 0) return {};
+  const DeltaPlan plan = delta_backward_plan(p, device);
+  if (plan.kernel == DeltaKernel::Token) return delta_token_backward(p, stream, workspace);
+  return delta_chunk_backward<bf16>(p, plan, stream, workspace);
+}
+
+}  // namespace fla::cuda

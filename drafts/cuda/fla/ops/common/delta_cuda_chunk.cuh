@@ -1,0 +1,237 @@
+// What the tensor-core kernels of the delta rule share: chunks, their place in the workspace, their tiles in shared
+// memory. The equations are in delta_cuda_chunk_fwd.cuh.
+#pragma once
+
+#include <type_traits>
+
+#include "fla/ops/common/delta_cuda.cuh"
+#include "fla/ops/common/delta_cuda_internal.h"
+
+namespace fla::cuda {
+
+inline constexpr int kBT = static_cast<int>(kDeltaBT);
+inline constexpr float kLog2e = 1.4426950408889634F, kStrongestGate = -160.0F;
+inline constexpr int kLdL = kBT + 4;  // of fp32 squares in shared memory
+
+// What the prologue leaves for the main kernel, one item per (slot, value head).
+template <typename T>
+struct DeltaChunkSpace {
+  T* squares;      // [BT, 2 BT] (I + L)^{-1} - I and beside it P, whose block above the diagonal is not written
+  T *q, *a, *k;    // [BT, KP] scale q 2^G, beta k 2^G, k 2^{G_C - G}; gate per channel
+  float* scalars;  // [5, BT]  beta r 2^G, beta, scale r 2^G, r 2^{G_C - G}, G: r normalises the row
+                   // gate per channel: [BT + KP]  beta, 2^{G_C}
+  // Kept for a backward, nullptr in a forward:
+  T *states, *adjoints;  // entering states and gradients of final ones, as operand tiles: store_state_tile
+  T *e, *dvbar;          // [BT, 16 value_tiles]
+  float* partials;       // [1 + K], or [2] with a gate per head: sums over the chunk for A_log and dt_bias
+  int value_tiles;       // of 16 value channels that the blocks of a head cover
+};
+
+// Few instances keep the build short: 64 value channels per block, and K <= 64 as such, only where they pay most.
+template <typename T, int KP>
+inline constexpr bool kWideBlocks = KP == 128 && std::is_same_v<T, bf16>;
+
+template <int KP, bool CHANNEL>
+inline constexpr int kScalars = CHANNEL ? kBT + KP : 5 * kBT;
+
+struct Chunk {
+  Span s;
+  std::int64_t t0;  // first token in the sequence
+  int rows;         // may be 0
+};
+
+FLA_DEVICE std::int64_t first_slot(const DeltaArgs& p, const Span& s, std::int64_t n) {
+  return p.cu_seqlens.present() ? s.begin / kBT + n : n * ((p.T + kBT - 1) / kBT);
+}
+
+FLA_DEVICE Chunk find_chunk(const DeltaArgs& p, std::int64_t slot) {
+  std::int64_t n;
+  if (p.cu_seqlens.present()) {
+    std::int64_t above = p.N;  // first_slot is strictly increasing
+    n = 0;
+    while (above - n > 1) {
+      const std::int64_t middle = (n + above) / 2;
+      if (boundary(p, middle) / kBT + middle <= slot) {
+        n = middle;
+      } else {
+        above = middle;
+      }
+    }
+  } else {
+    n = slot / ((p.T + kBT - 1) / kBT);
+  }
+  const Span s = sequence(p, n);
+  const std::int64_t t0 = (slot - first_slot(p, s, n)) * kBT, left = s.length - t0;
+  return {s, t0, left <= 0 ? 0 : left < kBT ? static_cast<int>(left) : kBT};
+}
+
+FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, float multiplier) {
+  const float g = activate(p, raw, bias, multiplier) * kLog2e;
+  return g < kStrongestGate ? kStrongestGate : g;
+}
+
+template <typename T>
+FLA_DEVICE float low_half(std::uint32_t x) {
+  return to_f32(T{static_cast<std::uint16_t>(x)});
+}
+template <typename T>
+FLA_DEVICE float high_half(std::uint32_t x) {
+  return to_f32(T{static_cast<std::uint16_t>(x >> 16)});
+}
+
+template <typename G>
+FLA_DEVICE void load_gate_column(const View& gk, std::int64_t row, std::int64_t first, int hv, int channel, int rows,
+                                 float (&x)[kBT]) {
+  const G* p = gk.at<G>(row, first, hv, channel);
+  FLA_UNROLL
+  for (int i = 0; i < kBT; ++i) x[i] = i < rows ? to_f32(p[i * gk.stride[1]]) : 0.0F;
+}
+
+FLA_DEVICE void load_gate_column(const TypedView& gk, std::int64_t row, std::int64_t first, int hv, int channel,
+                                 int rows, float (&x)[kBT]) {
+  switch (gk.type) {
+    case DType::F32: load_gate_column<float>(gk.view, row, first, hv, channel, rows, x); break;
+    case DType::BF16: load_gate_column<bf16>(gk.view, row, first, hv, channel, rows, x); break;
+    case DType::F16: load_gate_column<f16>(gk.view, row, first, hv, channel, rows, x); break;
+    default: break;
+  }
+}
+
+template <int KP, int COLUMNS, bool CHANNEL>
+struct ChunkLayout {
+  static constexpr int kLdK = KP + 8, kLdM = 2 * kBT + 8, kLdV = COLUMNS + 8;
+  static constexpr int kKey = 2 * kBT * kLdK, kSquare = 2 * kBT * kLdM, kValue = 2 * kBT * kLdV;  // bytes
+  static constexpr int kK = 0, kQ = kKey, kA = CHANNEL ? 2 * kKey : kK, kM = (CHANNEL ? 3 : 2) * kKey;
+  static constexpr int kV = kM + kSquare, kS = kV + kValue;
+  static constexpr int kStage = kS + 4 * kScalars<KP, CHANNEL>;
+  static constexpr int kWarps = COLUMNS / 16;
+  static constexpr int bytes(int stages) { return stages * kStage + static_cast<int>(kDeltaChunkExtraBytes); }
+  static_assert(kStage % 16 == 0 && kStage == delta_chunk_stage_bytes(KP, COLUMNS, CHANNEL));
+};
+
+// Starts the copies of chunk ic to a stage by 2 COLUMNS threads; `values` is v, or in the backward dO.
+template <typename T, int KP, int COLUMNS, bool CHANNEL>
+FLA_DEVICE void fetch_chunk(const DeltaArgs& p, const DeltaChunkSpace<T>& w, const View& values, const Span& s,
+                            std::int64_t ic, std::int64_t slot, int hv, int v_begin, int v_count, int stage) {
+  using L = ChunkLayout<KP, COLUMNS, CHANNEL>;
+  constexpr int kThreads = 2 * COLUMNS, kCount = kScalars<KP, CHANNEL>;
+  const int id = thread_id() % kThreads, hk = hv / (p.HV / p.H), base = stage * L::kStage;
+  const std::int64_t left = s.length - ic * kBT, first = s.begin + ic * kBT, at = (slot + ic) * p.HV + hv;
+  const int rows = left < kBT ? static_cast<int>(left) : kBT;
+  const Shared<T> sK = shared<T>(base + L::kK, L::kKey / 2), sQ = shared<T>(base + L::kQ, L::kKey / 2);
+  if constexpr (CHANNEL) {
+    const std::int64_t from = at * (kBT * KP);
+    copy_tile<true, kBT, KP>(sK, L::kLdK, w.k + from, KP, 1, kBT, KP, id, kThreads);
+    copy_tile<true, kBT, KP>(sQ, L::kLdK, w.q + from, KP, 1, kBT, KP, id, kThreads);
+    copy_tile<true, kBT, KP>(shared<T>(base + L::kA, L::kKey / 2), L::kLdK, w.a + from, KP, 1, kBT, KP, id, kThreads);
+  } else {
+    const View &q = p.q.view, &k = p.k.view;
+    copy_tile<true, kBT, KP>(sK, L::kLdK, k.at<T>(s.row, first, hk), k.stride[1], 1, rows, p.K, id, kThreads);
+    copy_tile<true, kBT, KP>(sQ, L::kLdK, q.at<T>(s.row, first, hk), q.stride[1], 1, rows, p.K, id, kThreads);
+  }
+  copy_tile<true, kBT, 2 * kBT>(shared<T>(base + L::kM, L::kSquare / 2), L::kLdM, w.squares + at * (2 * kBT * kBT),
+                                2 * kBT, 1, kBT, 2 * kBT, id, kThreads);
+  copy_tile<true, kBT, COLUMNS>(shared<T>(base + L::kV, L::kValue / 2), L::kLdV,
+                                values.at<T>(s.row, first, hv, v_begin), values.stride[1], 1, rows, v_count, id,
+                                kThreads);
+  copy_tile<true, 1, kCount>(shared<float>(base + L::kS, kCount), kCount, w.scalars + at * kCount, 0, 1, 1, kCount, id,
+                             kThreads);
+}
+
+// Until the oldest of the stages under way has arrived.
+FLA_DEVICE void wait_for_stage(int stages) {
+  if (stages == 2) {
+    cp_async_wait<0>();
+  } else if (stages == 3) {
+    cp_async_wait<1>();
+  } else {
+    cp_async_wait<2>();
+  }
+}
+
+// A warp's [16, BT] tile, transposed, as rows of 16 at s.
+template <typename T>
+FLA_DEVICE void put_transposed(const FragC (&c)[4], Shared<T> s, int ld) {
+  FLA_UNROLL
+  for (int i = 0; i < 4; ++i) {
+    FLA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const std::uint32_t word = transpose_8x8(pack2<T>(c[i].x[2 * e], c[i].x[2 * e + 1]));
+      s.template store_vec<2>(
+          (8 * i + lane_id() / 4) * ld + 8 * e + frag_col(0),
+          Vec<T, 2>{{T{static_cast<std::uint16_t>(word)}, T{static_cast<std::uint16_t>(word >> 16)}}});
+    }
+  }
+}
+
+// The first `rows` x `columns` of a warp's [BT, 16] tile to global memory; columns is a multiple of 8.
+template <typename T>
+FLA_DEVICE void copy_rows_of_16(T* to, std::int64_t stride, Shared<T> s, int ld, int rows, int columns) {
+  FLA_UNROLL
+  for (int i = lane_id(); i < 2 * kBT; i += 32) {
+    const int r = i / 2, column = 8 * (i % 2);
+    if (r < rows && column < columns)
+      store_global<8>(to + (r * stride + column), s.template load_vec<8>(r * ld + column));
+  }
+}
+
+// [BT, width] from global to shared memory at once, zeros past rows and columns; both widths are multiples of 8.
+template <typename T>
+FLA_DEVICE void copy_rows(Shared<T> to, int ld, const T* from, std::int64_t stride, int width, int rows, int columns,
+                          int id, int count) {
+  for (int i = id; i < kBT * width / 8; i += count) {
+    const int r = i / (width / 8), col = i % (width / 8) * 8;
+    Vec<T, 8> x = {};
+    if (r < rows && col < columns) x = load_global<8>(from + (r * stride + col));
+    to.template store_vec<8>(r * ld + col, x);
+  }
+}
+
+// A warp's operand tile (16 value channels i_v, 16 key channels j) of a chunk's state, 16 bytes a lane as the registers
+// hold it.
+template <typename T>
+FLA_DEVICE std::int64_t state_tile(std::int64_t item, int value_tiles, int i_v, int key_tiles, int j) {
+  return ((item * value_tiles + i_v) * key_tiles + j) * 256 + 8 * lane_id();
+}
+template <typename T>
+FLA_DEVICE void store_state_tile(T* states, std::int64_t item, int value_tiles, int i_v, int key_tiles, int j,
+                                 const FragA<T>& a) {
+  store_global<4>(reinterpret_cast<std::uint32_t*>(states + state_tile<T>(item, value_tiles, i_v, key_tiles, j)),
+                  Vec<std::uint32_t, 4>{{a.x[0], a.x[1], a.x[2], a.x[3]}});
+}
+template <typename T>
+FLA_DEVICE Vec<std::uint32_t, 4> load_state_tile(const T* states, std::int64_t item, int value_tiles, int i_v,
+                                                 int key_tiles, int j) {
+  return load_global<4>(
+      reinterpret_cast<const std::uint32_t*>(states + state_tile<T>(item, value_tiles, i_v, key_tiles, j)));
+}
+
+// ---- host
+
+template <typename T>
+std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool backward, std::byte* base,
+                              DeltaChunkSpace<T>& w) {
+  const auto items = static_cast<std::size_t>(delta_chunk_slots(p) * p.HV);
+  const auto width = static_cast<std::size_t>(plan.width), values = static_cast<std::size_t>(plan.parts * plan.columns);
+  std::size_t bytes = 0;
+  const auto take = [&]<typename X>(X*& to, std::size_t n) {
+    to = n == 0 ? nullptr : reinterpret_cast<X*>(base + bytes);
+    bytes += (n * sizeof(X) + 255) / 256 * 256;
+  };
+  take(w.squares, items * 2 * kBT * kBT);
+  take(w.scalars, items * (p.gk ? kBT + width : 5 * kBT));
+  const std::size_t key = p.gk ? items * kBT * width : 0;
+  take(w.q, key);
+  take(w.a, key);
+  take(w.k, key);
+  const std::size_t kept = backward ? items : 0;
+  take(w.states, kept * values * width);
+  take(w.adjoints, kept * values * width);
+  take(w.e, kept * kBT * values);
+  take(w.dvbar, kept * kBT * values);
+  take(w.partials, p.dA_log || p.ddt_bias ? kept * static_cast<std::size_t>(1 + (p.gk ? p.K : 1)) : 0);
+  w.value_tiles = static_cast<int>(values / 16);
+  return bytes;
+}
+
+}  // namespace fla::cuda

@@ -1,0 +1,53 @@
+// Between the translation units of the CUDA delta engine.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "fla/kernels/cuda/launch.h"
+#include "fla/ops/common/delta_cuda.h"
+
+namespace fla::cuda {
+
+Status delta_token_forward(const DeltaProblem& p, Stream stream);
+std::size_t delta_token_backward_workspace(const DeltaProblem& p);
+Status delta_token_backward(const DeltaProblem& p, Stream stream, std::span<std::byte> workspace);
+
+// Tokens of a chunk of the tensor-core kernels.
+inline constexpr std::int64_t kDeltaBT = 32;
+
+// Shared memory of a stage of the chunk kernel, and what a block takes beside its stages.
+constexpr std::int64_t delta_chunk_stage_bytes(std::int64_t width, std::int64_t columns, bool channel) {
+  const std::int64_t BT = kDeltaBT;
+  return 2 * BT * ((channel ? 3 : 2) * (width + 8) + (2 * BT + 8) + (columns + 8)) +
+         4 * (channel ? BT + width : 5 * BT);
+}
+inline constexpr std::int64_t kDeltaChunkExtraBytes = 64;
+
+// Places of chunks in the workspace: sequence n's chunk c has number begin / BT + n + c, so that nobody needs to know
+// the sequences before it; some numbers stay unused.
+inline std::int64_t delta_chunk_slots(const DeltaProblem& p) {
+  return p.cu_seqlens ? p.T / kDeltaBT + p.N : p.N * ((p.T + kDeltaBT - 1) / kDeltaBT);
+}
+
+template <typename T>
+std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
+template <typename T>
+Status delta_chunk_forward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream, std::span<std::byte> workspace);
+template <typename T>
+std::size_t delta_chunk_backward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
+template <typename T>
+Status delta_chunk_backward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream,
+                            std::span<std::byte> workspace);
+
+struct DeltaArgs;
+template <typename T>
+struct DeltaChunkSpace;
+// The prologue and the forward, which other translation units of the same T have.
+template <typename T>
+Status launch_chunk(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
+
+// dA_log and ddt_bias from sums over the slots' chunks: [slots, HV, 1 + C], C = 1 for a gate per head, else K.
+Status delta_parameter_gradients(const DeltaProblem& p, const float* partials, std::int64_t slots, Stream stream);
+
+}  // namespace fla::cuda

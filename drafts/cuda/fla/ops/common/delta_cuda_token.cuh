@@ -1,0 +1,84 @@
+// What the token kernels share: the rows of a few tokens in shared memory as fp32. 256 threads serve 32 value channels:
+// 8 lanes share one, each keeps every eighth key channel of its state.
+#pragma once
+
+#include "fla/ops/common/delta_cuda.cuh"
+#include "fla/ops/common/delta_cuda_internal.h"
+
+namespace fla::cuda {
+
+inline constexpr int kTokenColumns = 32, kTokenThreads = 8 * kTokenColumns, kTokenWarps = kTokenThreads / 32;
+
+// What a forward keeps for the backward: z_t = v_t - S^T k_t and the state before every kKeptTokens tokens and at the
+// end. Sequence n's states begin at a place that needs no sum over the sequences before it.
+inline constexpr std::int64_t kKeptTokens = 64;
+struct TokenKept {
+  float* z = nullptr;       // [B T, HV, V]
+  float* states = nullptr;  // [places, HV, K, V]
+};
+inline std::int64_t kept_places(const DeltaProblem& p) {
+  return p.cu_seqlens ? p.T / kKeptTokens + 2 * p.N : p.N * ((p.T + kKeptTokens - 1) / kKeptTokens + 1);
+}
+FLA_DEVICE std::int64_t first_kept(const DeltaArgs& p, const Span& s, std::int64_t n) {
+  return p.cu_seqlens.present() ? s.begin / kKeptTokens + 2 * n : n * ((p.T + kKeptTokens - 1) / kKeptTokens + 1);
+}
+Status launch_token_forward(const DeltaProblem& p, const TokenKept& kept, Stream stream);
+
+// The block's place: sequence or slot, value head, value channels.
+struct TokenBlock {
+  std::int64_t outer;
+  int hv, hk, part, local, column, own;
+  bool real;
+};
+FLA_DEVICE TokenBlock token_block(const DeltaArgs& p) {
+  const int parts = (p.V + kTokenColumns - 1) / kTokenColumns;
+  TokenBlock b;
+  b.part = block_x() % parts;
+  b.hv = block_x() / parts % p.HV;
+  b.outer = block_x() / parts / p.HV;
+  b.hk = b.hv / (p.HV / p.H);
+  b.local = thread_id() / 8;
+  b.own = thread_id() % 8;
+  b.column = b.part * kTokenColumns + b.local;
+  b.real = b.column < p.V;
+  return b;
+}
+
+FLA_DEVICE std::int64_t token_at(const DeltaArgs& p, const Span& s, std::int64_t t) {
+  return s.begin + (p.reverse ? s.length - 1 - t : t);
+}
+
+// Reads one token of q or k by a warp, normalised if asked.
+template <int KP>
+FLA_DEVICE void stage_row(const TypedView& x, std::int64_t row, std::int64_t t, int head, int K, bool unit,
+                          Shared<float> to) {
+  float r[KP / 32], sum = 0.0F;
+  FLA_UNROLL
+  for (int i = 0; i < KP / 32; ++i) {
+    const int c = lane_id() + 32 * i;
+    r[i] = c < K ? x.load(row, t, head, c) : 0.0F;
+    sum += r[i] * r[i];
+  }
+  const float by = unit ? inverse_norm(warp_sum(sum)) : 1.0F;
+  FLA_UNROLL
+  for (int i = 0; i < KP / 32; ++i) to.store(lane_id() + 32 * i, r[i] * by);
+}
+
+// e^{g + gk} of one token by a warp.
+template <int KP>
+FLA_DEVICE void stage_decay(const DeltaArgs& p, std::int64_t row, std::int64_t t, int hv, float multiplier,
+                            Shared<float> to) {
+  const float head = !p.g.present() ? 0.0F
+                     : p.gate_of_g  ? activate(p, p.g.load(row, t, hv), gate_bias(p, hv, 0), multiplier)
+                                    : p.g.load(row, t, hv);
+  for (int c = lane_id(); c < KP; c += 32) {
+    float gate = head;
+    if (p.gk.present() && c < p.K) {
+      const float raw = p.gk.load(row, t, hv, c);
+      gate += p.gate_of_g ? raw : activate(p, raw, gate_bias(p, hv, c), multiplier);
+    }
+    to.store(c, expf(gate));
+  }
+}
+
+}  // namespace fla::cuda

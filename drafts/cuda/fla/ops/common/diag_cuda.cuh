@@ -1,0 +1,473 @@
+// What the kernels of the diagonal-decay engine share: parameters, the work of a block, gates, states.
+//
+// State in the tensor-core kernels: transposed, S^T (value x key). A warp owns WM tiles of 16 value rows and all keys
+// as fp32 accumulators, which become the A operand of o^T = S^T q^T without leaving the registers. Gates: base 2, and
+// not below kLeastGate, where a decay is 0 in fp32 already; sums over a chunk thus stay exact enough. Only exponents <=
+// 0 are formed, but for the diagonal of the channel gate (diag_cuda_channel.cuh).
+#pragma once
+
+#include <cstdint>
+#include <initializer_list>
+
+#include "fla/kernels/cuda/toolbox.cuh"
+#include "fla/ops/common/diag_cuda.h"
+
+namespace fla::cuda {
+
+// Backward: every gradient of q, k and v is the output of one of these kernels with the operands in other roles
+// (diag_cuda_backward.cu). What such a run needs beyond a forward: gates that act one token later (shift), tiles that
+// end with the sequence (align), and row sums of S o dS between two runs at every align-th token (Boundary).
+
+inline constexpr float kLog2e = 1.44269504F;
+inline constexpr float kLeastGate = -160.0F;
+
+struct Operand {
+  View at;
+  DType type = DType::F32;
+  FLA_HOST_DEVICE bool present() const { return at.present(); }
+};
+
+// What a launch computes. Whole: outputs and final state. Local: the state that a segment adds to zeros, and its decay.
+// Final: like Whole, each segment from its start state.
+enum class DiagPass : std::uint8_t { Whole, Local, Final };
+
+// At boundary b of a sequence, after b * align tokens (0: its start, the last: its end), one run keeps its states S and
+// the run of the opposite direction, which has no gate per key channel, sums S o dS over the keys.
+enum class Boundary : std::uint8_t { None, Keep, Sum };
+
+struct DiagParams {
+  std::int64_t T = 0, H = 0, N = 0;
+  int K = 0, V = 0;
+  float scale = 1.0F;         // of what is read from the state
+  float update_scale = 1.0F;  // of what a token adds to it
+  bool reverse = false;
+  bool shift = false;  // a token's gate acts on the next one, the last token's on the final state
+  int align = 0;       // with shift: tiles end with the sequence, the boundaries are multiples of this
+  bool vector_qk = false, vector_v = false, vector_o = false, vector_gate = false;  // 16-byte rows
+  DiagPass pass = DiagPass::Whole;
+  Operand q, k, v, g, gk, gv, h0, o, ht;
+  Operand cu, indices;
+  HeadDecay::Kind head = HeadDecay::Kind::None;
+  Operand gamma;
+  float slope = 0.0F;
+  int v_blocks = 1, segments = 1;
+  float* start = nullptr;  // [N, H, segments, K, V]
+  float* total = nullptr;  // [N, H, segments, K], [.., V] or [N, H, segments]: base-2 log decay
+  Boundary boundary = Boundary::None;
+  void* kept = nullptr;   // [boundary, H] states in the order of the kernel's registers
+  float* sums = nullptr;  // [boundary, H, V]
+};
+
+// The first of a sequence's boundaries among all.
+FLA_DEVICE std::int64_t first_boundary(const DiagParams& p, std::int64_t n, std::int64_t begin) {
+  return p.cu.present() ? begin / p.align + 2 * n : n * ((p.T + p.align - 1) / p.align + 1);
+}
+
+// The block's sequence, head, value columns and tokens.
+struct DiagTask {
+  std::int64_t n, h, s, row, begin, length;
+  std::int64_t from, to;  // tokens in the order of the recurrence
+  int v0;
+
+  FLA_DEVICE std::int64_t token(const DiagParams& p, std::int64_t t) const {
+    return begin + (p.reverse ? length - 1 - t : t);
+  }
+};
+
+FLA_DEVICE DiagTask diag_task(const DiagParams& p, int chunk, int value) {
+  DiagTask a;
+  std::int64_t x = block_x();
+  a.v0 = static_cast<int>(x % p.v_blocks) * value;
+  x /= p.v_blocks;
+  a.s = x % p.segments;
+  x /= p.segments;
+  a.h = x % p.H;
+  a.n = x / p.H;
+  a.row = a.n;
+  a.begin = 0;
+  a.length = p.T;
+  if (p.cu.present()) {
+    a.row = 0;
+    a.begin = load_index(p.cu.at.data, p.cu.type, a.n * p.cu.at.stride[0]);
+    a.length = load_index(p.cu.at.data, p.cu.type, (a.n + 1) * p.cu.at.stride[0]) - a.begin;
+  }
+  // Negative tokens are padding.
+  const std::int64_t ahead = p.shift && p.align > 0 ? (p.align - a.length % p.align) % p.align : 0;
+  const std::int64_t chunks = (ahead + a.length + chunk - 1) / chunk;
+  const std::int64_t part = (chunks + p.segments - 1) / p.segments * chunk;
+  a.from = a.s * part - ahead < a.length ? a.s * part - ahead : a.length;
+  a.to = a.from + part < a.length ? a.from + part : a.length;
+  return a;
+}
+
+FLA_DEVICE float base2_gate(float x) {
+  x *= kLog2e;
+  return x > kLeastGate ? x : kLeastGate;
+}
+
+// The gate of a head that no token changes.
+FLA_DEVICE float head_gate(const DiagParams& p, std::int64_t h) {
+  switch (p.head) {
+    case HeadDecay::Kind::None: return 0.0F;
+    case HeadDecay::Kind::Tensor: return base2_gate(load_any(p.gamma.at.data, p.gamma.type, h * p.gamma.at.stride[0]));
+    case HeadDecay::Kind::Retention: {
+      // log1p(-x), x = 2^(-5 - h) <= 1 / 32, by its series
+      const float x = exp2_approx(-5.0F - static_cast<float>(h));
+      return base2_gate(-x * (1.0F + x * (1.0F / 2 + x * (1.0F / 3 + x * (1.0F / 4 + x * (1.0F / 5 + x / 6))))));
+    }
+    case HeadDecay::Kind::Lightning: return base2_gate(p.slope * static_cast<float>(h));
+  }
+  return 0.0F;
+}
+
+// Which gate acts on state element (i, j) before token t of the recurrence's order, 0 <= t <= length: with shift that
+// of the token before it.
+FLA_DEVICE float gate_before(const DiagParams& p, const DiagTask& a, std::int64_t t, int i, int j) {
+  const std::int64_t at = p.shift ? t - 1 : t;
+  if (at < 0 || at >= a.length) return 0.0F;
+  const std::int64_t token = a.token(p, at);
+  const auto load = [&](const Operand& x, std::int64_t last) {
+    const auto& s = x.at.stride;
+    return base2_gate(load_any(x.at.data, x.type, a.row * s[0] + token * s[1] + a.h * s[2] + last * s[3]));
+  };
+  float gate = p.gk.present() ? load(p.gk, i) : p.g.present() ? load(p.g, 0) : head_gate(p, a.h);
+  if (p.gv.present()) gate += load(p.gv, j);
+  return gate;
+}
+
+// Element (i, j) of a state in memory: of the sequence, or of its segment's start.
+FLA_DEVICE float load_state(const DiagParams& p, const DiagTask& a, int i, int j) {
+  if (p.pass == DiagPass::Final) {
+    return p.start[(((a.n * p.H + a.h) * p.segments + a.s) * p.K + i) * p.V + j];
+  }
+  if (p.pass == DiagPass::Local || !p.h0.present()) return 0.0F;
+  const auto& s = p.h0.at.stride;
+  return load_any(p.h0.at.data, p.h0.type, a.n * s[0] + a.h * s[1] + i * s[2] + j * s[3]);
+}
+FLA_DEVICE bool keeps_state(const DiagParams& p, const DiagTask& a) {
+  return p.pass == DiagPass::Local || (p.ht.present() && a.s == p.segments - 1);
+}
+FLA_DEVICE void store_state(const DiagParams& p, const DiagTask& a, int i, int j, float x) {
+  if (p.pass == DiagPass::Local) {
+    p.start[(((a.n * p.H + a.h) * p.segments + a.s) * p.K + i) * p.V + j] = x;
+    return;
+  }
+  if (p.shift) x *= exp2_approx(gate_before(p, a, a.length, i, j));
+  const auto& s = p.ht.at.stride;
+  store_any(p.ht.at.data, p.ht.type, a.n * s[0] + a.h * s[1] + i * s[2] + j * s[3], x);
+}
+
+// A tile of an operand of elements T; row r is token t + r - shift. Rows past the segment and before the sequence, and
+// all rows of an absent operand, are zeros.
+template <int ROWS, int COLS, typename T>
+FLA_DEVICE void load_tokens(const DiagParams& p, const DiagTask& a, const View& x, bool vector, std::int64_t t,
+                            int shift, int c0, int cols, Shared<T> dst, int ld) {
+  const std::int64_t left = a.to - t, first = t - shift;
+  const int rows = left < ROWS ? static_cast<int>(left) : ROWS;
+  if (first < 0 || !x.present()) {
+    const std::int64_t lead = -first;
+    for (int i = thread_id(); i < ROWS * COLS; i += block_threads()) {
+      const int r = i / COLS, c = i % COLS;
+      const bool inside = x.present() && r >= lead && r < rows && c < cols;
+      dst.store(r * ld + c, inside ? *x.at<const T>(a.row, a.token(p, first + r), a.h, c0 + c) : from_f32<T>(0.0F));
+    }
+    return;
+  }
+  const std::int64_t step = p.reverse ? -x.stride[1] : x.stride[1];
+  const T* src = x.at<const T>(a.row, a.token(p, first), a.h, c0);
+  if (vector) {
+    copy_tile<true, ROWS, COLS>(dst, ld, src, step, 1, rows, cols, thread_id(), block_threads());
+  } else {
+    copy_tile<false, ROWS, COLS>(dst, ld, src, step, x.stride[3], rows, cols, thread_id(), block_threads());
+  }
+}
+
+// ---- gates per channel: a tile holds them as they come (16-byte rows) or as F32, with a row pitch of LD floats
+
+template <int LD>
+FLA_DEVICE float gate_at(const DiagParams& p, DType type, Shared<float> tile, int r, int c) {
+  if (!p.vector_gate || type == DType::F32) return base2_gate(tile.load(r * LD + c));
+  if (type == DType::BF16) return base2_gate(to_f32(tile.template as<bf16>().load(r * 2 * LD + c)));
+  return base2_gate(to_f32(tile.template as<f16>().load(r * 2 * LD + c)));
+}
+template <int LD>
+FLA_DEVICE Vec<float, 2> gate_pair(const DiagParams& p, DType type, Shared<float> tile, int r, int c) {
+  Vec<float, 2> x;
+  if (!p.vector_gate || type == DType::F32) {
+    x = tile.template load_vec<2>(r * LD + c);
+  } else if (type == DType::BF16) {
+    const Vec<bf16, 2> w = tile.template as<bf16>().template load_vec<2>(r * 2 * LD + c);
+    x = {{to_f32(w.x[0]), to_f32(w.x[1])}};
+  } else {
+    const Vec<f16, 2> w = tile.template as<f16>().template load_vec<2>(r * 2 * LD + c);
+    x = {{to_f32(w.x[0]), to_f32(w.x[1])}};
+  }
+  return {{base2_gate(x.x[0]), base2_gate(x.x[1])}};
+}
+template <int ROWS, int COLS, int LD>
+FLA_DEVICE void load_gates(const DiagParams& p, const DiagTask& a, const Operand& g, std::int64_t t, int c0, int cols,
+                           Shared<float> dst) {
+  const int shift = p.shift ? 1 : 0;
+  if (p.vector_gate && g.type == DType::F32) {
+    load_tokens<ROWS, COLS>(p, a, g.at, true, t, shift, c0, cols, dst, LD);
+  } else if (p.vector_gate) {
+    load_tokens<ROWS, COLS>(p, a, g.at, true, t, shift, c0, cols, dst.template as<bf16>(), 2 * LD);
+  } else {
+    const auto& s = g.at.stride;
+    for (int i = thread_id(); i < ROWS * COLS; i += block_threads()) {
+      const int r = i / COLS, c = i % COLS;
+      const bool inside = t + r < a.to && t + r >= shift && c < cols;
+      dst.store(r * LD + c,
+                inside ? load_any(g.at.data, g.type,
+                                  a.row * s[0] + a.token(p, t + r - shift) * s[1] + a.h * s[2] + (c0 + c) * s[3])
+                       : 0.0F);
+    }
+  }
+}
+
+// What an operand that was scaled up may reach: the exponent where 16 bits keep its mantissa whole, and the largest
+// value.
+template <typename T>
+struct RaisedRange;
+template <>
+struct RaisedRange<bf16> {
+  static constexpr float kLeast = -100.0F, kMost = 1e38F;
+};
+template <>
+struct RaisedRange<f16> {
+  static constexpr float kLeast = -8.0F, kMost = 6e4F;
+};
+
+// ---- a warp's state
+
+// Where a block's state is in memory: of the sequence, or of its segment.
+struct StatePlane {
+  void* data;
+  DType type;
+  std::int64_t row, col;  // strides
+};
+FLA_DEVICE StatePlane segment_plane(const DiagParams& p, const DiagTask& a) {
+  const std::int64_t first = ((a.n * p.H + a.h) * p.segments + a.s) * p.K * p.V;
+  return {p.start + first, DType::F32, p.V, 1};
+}
+FLA_DEVICE StatePlane sequence_plane(const Operand& x, const DiagTask& a) {
+  const auto& s = x.at.stride;
+  const std::int64_t size = x.type == DType::F32 ? 4 : 2, first = a.n * s[0] + a.h * s[1];
+  return {static_cast<char*>(x.at.data) + first * size, x.type, s[2], s[3]};
+}
+
+// The element type is known before the loops: with a switch inside, their unrolled code outgrows the instruction cache.
+template <DType TYPE, int KP, int WM>
+FLA_DEVICE void load_elements(const DiagParams& p, const StatePlane& x, int row, FragC (&S)[WM][KP / 8]) {
+  FLA_UNROLL
+  for (int m = 0; m < WM; ++m) {
+    FLA_UNROLL
+    for (int n = 0; n < KP / 8; ++n) {
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int i = 8 * n + frag_col(e), j = row + 16 * m + frag_row(e);
+        S[m][n].x[e] = i < p.K && j < p.V ? load_any(x.data, TYPE, i * x.row + j * x.col) : 0.0F;
+      }
+    }
+  }
+}
+template <DType TYPE, int KP, int WM>
+FLA_DEVICE void store_elements(const DiagParams& p, const StatePlane& x, int row, const FragC (&S)[WM][KP / 8]) {
+  FLA_UNROLL
+  for (int m = 0; m < WM; ++m) {
+    FLA_UNROLL
+    for (int n = 0; n < KP / 8; ++n) {
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int i = 8 * n + frag_col(e), j = row + 16 * m + frag_row(e);
+        if (i < p.K && j < p.V) store_any(x.data, TYPE, i * x.row + j * x.col, S[m][n].x[e]);
+      }
+    }
+  }
+}
+
+template <int KP, int WM>
+FLA_DEVICE void load_warp_state(const DiagParams& p, const DiagTask& a, int row, FragC (&S)[WM][KP / 8]) {
+  if (p.pass == DiagPass::Local || (p.pass == DiagPass::Whole && !p.h0.present())) {
+    FLA_UNROLL
+    for (int m = 0; m < WM; ++m) {
+      FLA_UNROLL
+      for (int n = 0; n < KP / 8; ++n) clear(S[m][n]);
+    }
+    return;
+  }
+  const StatePlane x = p.pass == DiagPass::Final ? segment_plane(p, a) : sequence_plane(p.h0, a);
+  switch (x.type) {
+    case DType::F32: load_elements<DType::F32, KP, WM>(p, x, row, S); break;
+    case DType::F16: load_elements<DType::F16, KP, WM>(p, x, row, S); break;
+    default: load_elements<DType::BF16, KP, WM>(p, x, row, S); break;
+  }
+}
+// With shift the last token's gate acts here. No run with shift and gates per value channel has a final state.
+template <int KP, int WM>
+FLA_DEVICE void store_warp_state(const DiagParams& p, const DiagTask& a, int row, FragC (&S)[WM][KP / 8]) {
+  const bool local = p.pass == DiagPass::Local;
+  if (p.shift && !local) {
+    float decay[KP / 32];  // of the keys lane_id() + 32 c
+    FLA_UNROLL
+    for (int c = 0; c < KP / 32; ++c) {
+      const int i = lane_id() + 32 * c;
+      decay[c] = i < p.K ? exp2_approx(gate_before(p, a, a.length, i, 0)) : 0.0F;
+    }
+    FLA_UNROLL
+    for (int n = 0; n < KP / 8; ++n) {
+      FLA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        const float by = shuffle(decay[n / 4], 8 * (n % 4) + frag_col(e));
+        FLA_UNROLL
+        for (int m = 0; m < WM; ++m) {
+          S[m][n].x[e] *= by;
+          S[m][n].x[e + 2] *= by;
+        }
+      }
+    }
+  }
+  const StatePlane x = local ? segment_plane(p, a) : sequence_plane(p.ht, a);
+  switch (x.type) {
+    case DType::F32: store_elements<DType::F32, KP, WM>(p, x, row, S); break;
+    case DType::F16: store_elements<DType::F16, KP, WM>(p, x, row, S); break;
+    default: store_elements<DType::BF16, KP, WM>(p, x, row, S); break;
+  }
+}
+
+// ---- boundaries: states are kept as bf16, four elements of a lane together
+
+FLA_DEVICE std::int64_t boundary_slot(const DiagParams& p, const DiagTask& a, std::int64_t b) {
+  return (first_boundary(p, a.n, a.begin) + b) * p.H + a.h;
+}
+// The kept fragments of this warp at a slot.
+template <int KP, int WM>
+FLA_DEVICE bf16* kept_fragments(const DiagParams& p, const DiagTask& a, std::int64_t slot, int row) {
+  const int warps = block_threads() / 32, columns = 16 * WM * warps;
+  const std::int64_t state = std::int64_t{p.v_blocks} * columns * KP;
+  return static_cast<bf16*>(p.kept) + slot * state + std::int64_t{a.v0 + row} * KP + 4 * lane_id();
+}
+// After the tile that ends before token `t`, and before the first one.
+template <int KP, int WM>
+FLA_DEVICE void keep_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int row,
+                                 const FragC (&S)[WM][KP / 8]) {
+  if (p.boundary != Boundary::Keep || p.pass == DiagPass::Local || (t % p.align != 0 && t < a.length)) return;
+  bf16* to = kept_fragments<KP, WM>(p, a, boundary_slot(p, a, (t + p.align - 1) / p.align), row);
+  FLA_UNROLL
+  for (int m = 0; m < WM; ++m) {
+    FLA_UNROLL
+    for (int n = 0; n < KP / 8; ++n) {
+      Vec<bf16, 4> x;
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) x.x[e] = from_f32<bf16>(S[m][n].x[e]);
+      store_global<4>(to + (m * (KP / 8) + n) * 128, x);
+    }
+  }
+}
+// Before the tile that starts with token `t` of a run of the opposite direction, and after the last one.
+template <int KP, int WM>
+FLA_DEVICE void sum_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int row,
+                                const FragC (&S)[WM][KP / 8]) {
+  const std::int64_t left = a.length - t;
+  if (p.boundary != Boundary::Sum || p.pass == DiagPass::Local || left % p.align != 0) return;
+  const std::int64_t slot = boundary_slot(p, a, left / p.align);
+  const bf16* from = kept_fragments<KP, WM>(p, a, slot, row);
+  FLA_UNROLL
+  for (int m = 0; m < WM; ++m) {
+    float sum[2] = {};
+    FLA_UNROLL
+    for (int n = 0; n < KP / 8; ++n) {
+      const Vec<bf16, 4> x = load_global<4>(from + (m * (KP / 8) + n) * 128);
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) sum[e / 2] += to_f32(x.x[e]) * S[m][n].x[e];
+    }
+    FLA_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const float all = warp_sum<4>(sum[half]);
+      const int j = a.v0 + row + 16 * m + 8 * half + lane_id() / 4;
+      if (lane_id() % 4 == 0 && j < p.V) {
+        p.sums[slot * p.V + j] = all * exp2_approx(gate_before(p, a, t > 0 ? t : 0, 0, j));
+      }
+    }
+  }
+}
+
+// Writes o^T (16 values from j0 on x 8 tokens from t on) as o.
+template <typename T>
+FLA_DEVICE void store_output(const DiagParams& p, const DiagTask& a, std::int64_t t, int j0, const FragC& o) {
+  const std::uint32_t word[2] = {transpose_8x8(pack2<T>(o.x[0], o.x[1])), transpose_8x8(pack2<T>(o.x[2], o.x[3]))};
+  t += lane_id() / 4;
+  if (t < 0 || t >= a.to) return;
+  T* to = p.o.at.at<T>(a.row, a.token(p, t), a.h);
+  FLA_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    const int j = j0 + 8 * i + 2 * (lane_id() % 4);
+    const Vec<T, 2> pair = {{T{static_cast<std::uint16_t>(word[i])}, T{static_cast<std::uint16_t>(word[i] >> 16U)}}};
+    if (p.vector_o && j + 1 < p.V) {
+      store_global<2>(to + j, pair);
+    } else {
+      if (j < p.V) to[j * p.o.at.stride[3]] = pair.x[0];
+      if (j + 1 < p.V) to[(j + 1) * p.o.at.stride[3]] = pair.x[1];
+    }
+  }
+}
+
+// Both elements of a word times their factors, rounded to T again.
+template <typename T>
+FLA_DEVICE std::uint32_t scale_pair(std::uint32_t w, float lo, float hi) {
+  return pack2<T>(to_f32(T{static_cast<std::uint16_t>(w)}) * lo, to_f32(T{static_cast<std::uint16_t>(w >> 16U)}) * hi);
+}
+
+// ---- host
+
+inline constexpr std::size_t kAlignment = 256;
+
+inline std::size_t aligned(std::size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Hands out parts of the workspace; with no memory it only counts.
+class Arena {
+ public:
+  explicit Arena(void* base)
+      : base_(reinterpret_cast<std::uintptr_t>(base)), at_(base == nullptr ? 0 : aligned(base_)) {}
+  void* take(std::size_t bytes) {
+    const std::uintptr_t here = at_;
+    at_ += aligned(bytes);
+    return reinterpret_cast<void*>(here);
+  }
+  // An upper bound of what was taken, wherever the memory starts.
+  std::size_t bytes() const { return at_ == 0 ? 0 : at_ + kAlignment; }
+  void* rest() const { return reinterpret_cast<void*>(at_); }
+
+ private:
+  std::uintptr_t base_, at_;
+};
+
+inline bool empty(const DiagProblem& p) { return p.N == 0 || p.H == 0; }
+
+// Whether those that are present have the type of the first, one of 16 bits.
+bool diag_one_half_type(std::initializer_list<const TensorView*> all);
+DiagPlan diag_step_plan(const DiagProblem& p);
+DiagPlan diag_token_plan(const DiagProblem& p);  // Step or Decode
+DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d);
+DiagParams diag_parameters(const DiagProblem& p, const DiagPlan& plan);
+// One pass over the problem, with segments three; workspace as diag_run_bytes.
+std::size_t diag_run_bytes(const DiagProblem& p, const DiagPlan& f);
+Status diag_run(DiagParams a, const DiagPlan& f, Stream stream, void* workspace);
+
+// ---- launches, one file per kernel and element type
+
+// Step: a block of 128 threads, each with 32 keys of a value column.
+inline constexpr int kStepThreads = 128, kStepRows = 32;
+// Decode: 64 values a block fill memory's bursts with 2 or 4 bytes each and leave blocks enough for a few sequences.
+inline constexpr int kDecodeThreads = 256, kDecodeValue = 64, kDecodeTokens = 8;
+
+Status launch_diag_step(const DiagParams& p, const DiagPlan& plan, Stream stream);
+Status launch_diag_decode(const DiagParams& p, const DiagPlan& plan, Stream stream);
+template <typename T>
+Status launch_diag_head(const DiagParams& p, const DiagPlan& plan, Stream stream);
+template <typename T>
+Status launch_diag_value(const DiagParams& p, const DiagPlan& plan, Stream stream);
+template <typename T>
+Status launch_diag_channel(const DiagParams& p, const DiagPlan& plan, Stream stream);
+
+}  // namespace fla::cuda

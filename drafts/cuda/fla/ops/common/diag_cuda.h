@@ -1,0 +1,64 @@
+// The CUDA engine of the diagonal-decay recurrence, for compute capability 8.0 and newer, K and V up to 256.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fla/core/device.h"
+#include "fla/core/status.h"
+#include "fla/ops/common/diag.h"
+
+namespace fla::cuda {
+
+// How a problem runs: a pure function of shapes, types, strides and the device's limits, never of contents.
+struct DiagPlan {
+  enum class Kind : std::uint8_t {
+    Step,     // token by token, state in registers, fp32 arithmetic: every gate, type and stride
+    Head,     // chunks on tensor cores, one gate per head and token, or none
+    Channel,  // chunks on tensor cores, one gate per key channel
+    Value,    // chunks on tensor cores, one gate per value channel
+    Decode,   // as Step for at most 8 tokens, states of rows that can be moved 16 bytes at a time
+  };
+  Kind kind = Kind::Step;
+  int chunk = 1;   // tokens of a tile
+  int key = 64;    // K padded
+  int value = 64;  // value columns of a block
+  int warps = 4;
+  int v_blocks = 1;  // blocks across V
+  int segments = 1;  // parts of each sequence that run side by side
+  const char* name() const;
+  std::string text() const;
+};
+DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d);
+// A plan without segments for every kernel that could run what `chosen` runs.
+std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& chosen);
+
+// Why this engine cannot run the problem, or an empty text. cu_seqlens, gates and states are on the device.
+std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d);
+
+std::size_t diag_forward_workspace(const DiagProblem& p, const DeviceInfo& d);
+Status diag_forward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
+// With a plan of the caller's choice among the kernels that exist, for measuring.
+std::size_t diag_forward_workspace(const DiagProblem& p, const DiagPlan& plan);
+Status diag_forward(const DiagProblem& p, const DiagPlan& plan, Stream stream, std::span<std::byte> workspace);
+
+// The backward, without gates per value channel. dq and dk come from runs whose states have K and V in other roles, dv
+// and dh0 from one with the forward's.
+struct DiagBackwardPlan {
+  DiagPlan by_key, by_value;
+  std::string text() const;
+};
+DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d);
+std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d);
+std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d);
+Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
+
+// Token by token with states in a pool: sequence n reads and writes the row state_indices[n] (I32 or I64) of h0 and ht,
+// which have the pool's size in their first axis. A negative index is padding: its outputs are zeros, no state is
+// touched. An absent view: row n.
+Status diag_step(const DiagProblem& p, const TensorView& state_indices, const DeviceInfo& d, Stream stream);
+
+}  // namespace fla::cuda

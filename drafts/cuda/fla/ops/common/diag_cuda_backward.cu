@@ -1,0 +1,276 @@
+// The backward. With P_ij the decay from token j to a later token i,
+//   dq_i = scale sum_{j <= i} P_ij <do_i, v_j> k_j + scale P_i0 S_0 do_i           the forward of (do, v, k), state V x
+//   K dk_j = scale sum_{i >= j} P_ij <v_j, do_i> q_i + P_Nj dS_N v_j                 backwards in time, of (v, do, q)
+//   dv_j = scale sum_{i >= j} P_ij <k_j, q_i> do_i + P_Nj dS_N^T k_j               backwards in time, of (k, q, do)
+// where a token's gate acts on the token before it. The gate's gradient is F = rowsum(S o dS) before the token, and
+//   F(t) = F(t + 1) + q_t o dq_t - k_t o dk_t
+// F is formed from the states at boundaries, every kAlign tokens, and by this sum between them, from both sides: what
+// the sum misses at the other boundary, the rounding of dq and dk, is spread evenly over the tokens between.
+#include <algorithm>
+#include <string>
+
+#include "fla/ops/common/diag_cuda.cuh"
+
+namespace fla::cuda {
+
+namespace {
+
+constexpr int kAlign = 64;
+
+// ---- gradients of gates
+
+struct GateParams {
+  DiagParams p;  // shapes, sequences, direction, boundaries of the forward
+  Operand q, k, dq, dk, dg, dgk;
+};
+
+constexpr int kGateThreads = 128, kGateChannels = 2;
+
+// A block: the tokens between two boundaries of one head, from the last to the first. A thread has its own channels.
+FLA_KERNEL(kGateThreads, 4)
+diag_gate_kernel(const GateParams x) {
+  const DiagParams& p = x.p;
+  const std::int64_t slot = block_x() / p.H;
+  DiagTask a;
+  a.h = block_x() % p.H;
+  a.begin = 0;
+  a.length = p.T;
+  if (p.cu.present()) {
+    // The last sequence whose first boundary is not behind the slot.
+    const auto start = [&](std::int64_t n) { return load_index(p.cu.at.data, p.cu.type, n * p.cu.at.stride[0]); };
+    std::int64_t low = 0, high = p.N - 1;
+    while (low < high) {
+      const std::int64_t middle = (low + high + 1) / 2;
+      if (first_boundary(p, middle, start(middle)) <= slot) {
+        low = middle;
+      } else {
+        high = middle - 1;
+      }
+    }
+    a.n = low;
+    a.row = 0;
+    a.begin = start(low);
+    a.length = start(low + 1) - a.begin;
+  } else {
+    a.n = a.row = slot / ((p.T + p.align - 1) / p.align + 1);
+  }
+  const std::int64_t first = (slot - first_boundary(p, a.n, a.begin)) * p.align;
+  if (first >= a.length) return;
+  const int tokens = a.length - first < p.align ? static_cast<int>(a.length - first) : p.align;
+
+  constexpr int kWarps = kGateThreads / 32;
+  const Shared<float> partial = shared<float>(0, kAlign * kWarps),
+                      change = shared<float>(kAlign * kWarps * 4, kAlign * p.K);
+  const auto load = [&](const Operand& t, std::int64_t token, int c) {
+    const auto& s = t.at.stride;
+    return load_any(t.at.data, t.type, a.row * s[0] + token * s[1] + a.h * s[2] + c * s[3]);
+  };
+  float sum[kGateChannels] = {}, step[kGateChannels] = {};
+  FLA_UNROLL
+  for (int i = 0; i < kGateChannels; ++i) {
+    const int c = thread_id() + i * kGateThreads;
+    if (c >= p.K) continue;
+    float all = 0.0F;
+    for (int r = tokens - 1; r >= 0; --r) {
+      const std::int64_t token = a.token(p, first + r);
+      const float d = load(x.q, token, c) * load(x.dq, token, c) - load(x.k, token, c) * load(x.dk, token, c);
+      change[r * p.K + c] = d;
+      all += d;
+    }
+    const float right = p.sums[(slot * p.H + p.H + a.h) * p.K + c], left = p.sums[(slot * p.H + a.h) * p.K + c];
+    sum[i] = right;
+    step[i] = (left - all - right) / static_cast<float>(tokens);
+  }
+  for (int r = tokens - 1; r >= 0; --r) {
+    float all = 0.0F;
+    FLA_UNROLL
+    for (int i = 0; i < kGateChannels; ++i) {
+      const int c = thread_id() + i * kGateThreads;
+      if (c >= p.K) continue;
+      sum[i] += change.load(r * p.K + c) + step[i];
+      all += sum[i];
+      if (x.dgk.present()) {
+        const auto& s = x.dgk.at.stride;
+        store_any(x.dgk.at.data, x.dgk.type, a.row * s[0] + a.token(p, first + r) * s[1] + a.h * s[2] + c * s[3],
+                  sum[i]);
+      }
+    }
+    if (!x.dg.present()) continue;
+    all = warp_sum(all);
+    if (lane_id() == 0) partial[r * kWarps + warp_id()] = all;
+  }
+  if (!x.dg.present()) return;
+  sync_threads();
+  for (int t = thread_id(); t < tokens; t += kGateThreads) {
+    float all = 0.0F;
+    FLA_UNROLL
+    for (int w = 0; w < kWarps; ++w) all += partial.load(t * kWarps + w);
+    const auto& s = x.dg.at.stride;
+    store_any(x.dg.at.data, x.dg.type, a.row * s[0] + a.token(p, first + t) * s[1] + a.h * s[2], all);
+  }
+}
+
+// ---- host
+
+bool wants_gates(const DiagProblem& p) { return p.dg || p.dgk; }
+bool wants_key_run(const DiagProblem& p) { return p.dv || p.dh0; }
+
+std::int64_t boundaries(const DiagProblem& p) {
+  return p.cu_seqlens ? p.T / kAlign + 2 * p.N : p.N * ((p.T + kAlign - 1) / kAlign + 1);
+}
+
+// The problem of a run: shapes, gates and sequences of the backward's, operands of the caller's.
+DiagProblem role(const DiagProblem& p, const TensorView& q, const TensorView& k, const TensorView& v) {
+  DiagProblem r;
+  r.B = p.B;
+  r.T = p.T;
+  r.H = p.H;
+  r.N = p.N;
+  r.K = p.K;
+  r.V = p.V;
+  r.cu_seqlens = p.cu_seqlens;
+  r.reverse = p.reverse;
+  r.scale = p.scale;
+  r.g = p.g;
+  r.head = p.head;
+  r.q = q;
+  r.k = k;
+  r.v = v;
+  return r;
+}
+DiagProblem query_role(const DiagProblem& p) {
+  DiagProblem r = role(p, p.do_, p.v, p.k);
+  std::swap(r.K, r.V);
+  r.gv = p.gk;
+  r.h0 = swap_state_axes(p.h0);
+  r.o = p.dq;
+  return r;
+}
+DiagProblem key_role(const DiagProblem& p) {
+  DiagProblem r = role(p, p.v, p.do_, p.q);
+  std::swap(r.K, r.V);
+  r.gv = p.gk;
+  r.reverse = !p.reverse;
+  r.h0 = swap_state_axes(p.dht);
+  r.o = p.dk;
+  return r;
+}
+DiagProblem value_role(const DiagProblem& p) {
+  DiagProblem r = role(p, p.k, p.q, p.do_);
+  r.gk = p.gk;
+  r.reverse = !p.reverse;
+  r.h0 = p.dht;
+  r.ht = p.dh0;
+  r.o = p.dv;
+  return r;
+}
+
+DiagParams backwards_in_time(const DiagProblem& r, const DiagPlan& plan) {
+  DiagParams a = diag_parameters(r, plan);
+  a.update_scale = a.scale;
+  a.scale = 1.0F;
+  a.shift = true;
+  a.align = kAlign;
+  return a;
+}
+
+// dq and dk where the gates need them and the caller does not.
+TensorView gradient(Arena& memory, const TensorView& asked, const TensorView& of) {
+  if (asked) return asked;
+  return {memory.take(static_cast<std::size_t>(of.numel()) * size_of(of.dtype)), of.dtype, of.dims(), of.device};
+}
+
+struct BackwardMemory {
+  TensorView dq, dk;
+  void* kept = nullptr;
+  void* sums = nullptr;
+  void* run = nullptr;
+
+  BackwardMemory(Arena& memory, const DiagProblem& p, const DiagBackwardPlan& f) : dq(p.dq), dk(p.dk) {
+    if (wants_gates(p)) {
+      dq = gradient(memory, p.dq, p.q);
+      dk = gradient(memory, p.dk, p.k);
+      const std::int64_t slots = boundaries(p) * p.H;
+      const std::int64_t state = std::int64_t{f.by_value.key} * f.by_value.value * f.by_value.v_blocks;
+      const std::size_t element = f.by_value.kind == DiagPlan::Kind::Step ? 4 : 2;
+      kept = memory.take(static_cast<std::size_t>(slots * state) * element);
+      sums = memory.take(static_cast<std::size_t>(slots * p.K) * sizeof(float));
+    }
+    run = memory.take(std::max(diag_run_bytes(query_role(p), f.by_value), diag_run_bytes(value_role(p), f.by_key)));
+  }
+};
+
+}  // namespace
+
+std::string DiagBackwardPlan::text() const { return "dq, dk: " + by_value.text() + "; dv, dh0: " + by_key.text(); }
+
+std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d) {
+  if (p.V > 256) return "needs V of at most 256, got " + std::to_string(p.V);
+  if (p.gv) return "has no gradients with gates per value channel";
+  for (const TensorView* t : {&p.do_, &p.dht, &p.dq, &p.dk, &p.dv, &p.dg, &p.dgk, &p.dh0}) {
+    if (*t && t->dtype == DType::F64) return "needs F32, F16 or BF16, got F64";
+  }
+  return diag_refusal(p, d);
+}
+
+DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
+  const bool chunks = p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_, &p.dq, &p.dk, &p.dv});
+  const DiagProblem values = query_role(p), keys = value_role(p);
+  if (chunks) return {diag_chunk_plan(keys, d), diag_chunk_plan(values, d)};
+  return {diag_step_plan(keys), diag_step_plan(values)};
+}
+
+std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d) {
+  if (empty(p)) return 0;
+  Arena count(nullptr);
+  const BackwardMemory memory(count, p, diag_backward_plan(p, d));
+  return count.bytes();
+}
+
+Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace) {
+  if (empty(p)) return {};
+  const DiagBackwardPlan f = diag_backward_plan(p, d);
+  Arena arena(workspace.data());
+  const BackwardMemory m(arena, p, f);
+  DiagProblem q = query_role(p), k = key_role(p);
+  q.o = m.dq;
+  k.o = m.dk;
+  const auto boundary = [&](DiagParams a, Boundary what) {
+    if (!wants_gates(p)) return a;
+    a.boundary = what;
+    a.align = kAlign;
+    a.kept = m.kept;
+    a.sums = static_cast<float*>(m.sums);
+    return a;
+  };
+  if (q.o) {
+    const DiagParams a = boundary(diag_parameters(q, f.by_value), Boundary::Keep);
+    if (Status s = diag_run(a, f.by_value, stream, m.run); !s) return s;
+  }
+  if (k.o) {
+    const DiagParams a = boundary(backwards_in_time(k, f.by_value), Boundary::Sum);
+    if (Status s = diag_run(a, f.by_value, stream, m.run); !s) return s;
+  }
+  if (wants_key_run(p)) {
+    const DiagProblem v = value_role(p);
+    if (Status s = diag_run(backwards_in_time(v, f.by_key), f.by_key, stream, m.run); !s) return s;
+  }
+  if (!wants_gates(p) || p.T == 0) return {};
+  GateParams x;
+  x.p = boundary(diag_parameters(p, f.by_key), Boundary::None);
+  const auto operand = [](const TensorView& t) { return Operand{view(t), t.dtype}; };
+  x.q = operand(p.q);
+  x.k = operand(p.k);
+  x.dq = operand(m.dq);
+  x.dk = operand(m.dk);
+  x.dg = operand(p.dg);
+  x.dgk = operand(p.dgk);
+  return launch<diag_gate_kernel>(
+      {.name = "diag_gate",
+       .grid = {boundaries(p) * p.H},
+       .threads = kGateThreads,
+       .shared_bytes = static_cast<std::size_t>(kAlign * (kGateThreads / 32 + p.K)) * sizeof(float)},
+      stream, x);
+}
+
+}  // namespace fla::cuda

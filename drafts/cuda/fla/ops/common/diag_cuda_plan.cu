@@ -1,0 +1,185 @@
+// Which kernel runs a problem, and how it is cut into blocks.
+#include <algorithm>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "fla/ops/common/diag_cuda.cuh"
+
+namespace fla::cuda {
+
+namespace {
+
+bool carries_fp32(DType t) { return t == DType::F32 || t == DType::F16 || t == DType::BF16; }
+
+int padded_key(std::int64_t K) { return K <= 64 ? 64 : K <= 128 ? 128 : 256; }
+
+int blocks(std::int64_t size, int of) { return static_cast<int>((size + of - 1) / of); }
+
+// A kernel that exists, and the nanoseconds that a token takes it on a multiprocessor with 1, 2, .. of its blocks, on
+// an H200. A block waits most of its time, so a second one beside it costs little; wide blocks read q and k less often,
+// and narrow ones are there for problems of few heads.
+struct ChunkKernel {
+  int key, value, chunk, warps;
+  int resident;
+  float ns[4];
+};
+constexpr ChunkKernel kHead[] = {
+    {64, 32, 64, 2, 4, {103, 103, 110, 115}}, {64, 64, 64, 4, 3, {80, 90, 105}}, {128, 64, 64, 4, 2, {93, 111}},
+    {128, 128, 32, 4, 2, {116, 147}},         {128, 128, 64, 8, 1, {93}},        {256, 64, 32, 4, 2, {168, 168}},
+};
+// Twice 4 warps hide the scaling of one tile behind the products of another, 8 warps of one block cannot.
+constexpr ChunkKernel kChannel[] = {
+    {64, 32, 32, 2, 4, {133, 140, 150, 160}}, {64, 64, 32, 4, 3, {124, 133, 150}}, {128, 64, 32, 4, 2, {143, 174}},
+    {128, 128, 32, 4, 2, {202, 240}},         {128, 128, 32, 8, 1, {161}},         {256, 64, 16, 4, 2, {300, 340}},
+};
+constexpr ChunkKernel kValue[] = {
+    {64, 32, 32, 2, 4, {133, 140, 150, 160}}, {64, 64, 32, 4, 3, {124, 133, 150}},
+    {128, 64, 32, 4, 2, {143, 174}},          {128, 128, 32, 8, 1, {161}},
+    {256, 64, 16, 4, 2, {300, 340}},
+};
+
+std::span<const ChunkKernel> kernels(DiagPlan::Kind kind) {
+  if (kind == DiagPlan::Kind::Channel) return kChannel;
+  if (kind == DiagPlan::Kind::Value) return kValue;
+  return kHead;
+}
+
+double block_ns(const ChunkKernel& k, std::int64_t blocks_of_multiprocessor) {
+  const std::int64_t full = blocks_of_multiprocessor / k.resident, rest = blocks_of_multiprocessor % k.resident;
+  return static_cast<double>(full) * static_cast<double>(k.ns[k.resident - 1]) +
+         (rest > 0 ? static_cast<double>(k.ns[rest - 1]) : 0.0);
+}
+
+// What segments cost beside their tokens: a pass that forms their own states, which takes part of a whole one, two more
+// launches, and the states' ways through memory, about 100 GB/s for all of them together.
+double milliseconds(const ChunkKernel& k, DiagPlan::Kind kind, const DiagProblem& p, int sm_count, int segments) {
+  const double local = kind == DiagPlan::Kind::Head ? 0.25 : 0.4;
+  const std::int64_t heads = p.N * p.H, mean = p.cu_seqlens ? p.T / p.N : p.T;
+  const std::int64_t tokens = blocks(blocks(mean, k.chunk), segments) * k.chunk;
+  const auto pass = [&](int parts) {
+    const std::int64_t all = heads * blocks(p.V, k.value) * parts;
+    return static_cast<double>(tokens) * block_ns(k, (all + sm_count - 1) / sm_count) * 1e-6;
+  };
+  if (segments == 1) return pass(1);
+  return pass(segments) + local * pass(segments - 1) + 0.008 +
+         static_cast<double>(heads * segments * p.K * p.V * 4) * 0.0095e-6;
+}
+
+DiagPlan with_kernel(const DiagProblem& p, DiagPlan f, const ChunkKernel& k) {
+  f.key = k.key;
+  f.value = k.value;
+  f.chunk = k.chunk;
+  f.warps = k.warps;
+  f.v_blocks = blocks(p.V, k.value);
+  return f;
+}
+
+// Whether the states' rows can be moved in pieces of 16 bytes.
+bool whole_rows(const DiagProblem& p) {
+  if (p.h0 && p.ht && p.h0.dtype != p.ht.dtype) return false;
+  for (const TensorView* x : {&p.h0, &p.ht}) {
+    if (*x && (!vectorizable(*x) || p.V * static_cast<std::int64_t>(size_of(x->dtype)) % 16 != 0)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+DiagPlan diag_step_plan(const DiagProblem& p) {
+  DiagPlan f;
+  f.kind = DiagPlan::Kind::Step;
+  f.key = padded_key(p.K);
+  f.value = kStepThreads / (f.key / kStepRows);
+  f.v_blocks = blocks(p.V, f.value);
+  return f;
+}
+
+DiagPlan diag_token_plan(const DiagProblem& p) {
+  DiagPlan f = diag_step_plan(p);
+  if (p.T < 1 || p.T > kDecodeTokens || !whole_rows(p)) return f;
+  f.kind = DiagPlan::Kind::Decode;
+  f.value = kDecodeValue;
+  f.warps = kDecodeThreads / 32;
+  f.v_blocks = blocks(p.V, f.value);
+  return f;
+}
+
+bool diag_one_half_type(std::initializer_list<const TensorView*> all) {
+  const DType first = (*all.begin())->dtype;
+  return (first == DType::BF16 || first == DType::F16) &&
+         std::all_of(all.begin(), all.end(), [&](const TensorView* t) { return !*t || t->dtype == first; });
+}
+
+DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d) {
+  constexpr int kMostSegments = 64, kLeastTokens = 256;  // of a segment
+  DiagPlan f;
+  f.kind = p.gk ? DiagPlan::Kind::Channel : p.gv ? DiagPlan::Kind::Value : DiagPlan::Kind::Head;
+  f.key = padded_key(p.K);
+  const int sm_count = std::max(d.sm_count, 1);
+  const std::int64_t mean = p.N > 0 ? (p.cu_seqlens ? p.T / p.N : p.T) : 0;
+  const int most = static_cast<int>(std::clamp<std::int64_t>(mean / kLeastTokens, 1, kMostSegments));
+  if (empty(p)) return with_kernel(p, f, kernels(f.kind).front());
+  DiagPlan best;
+  double least = -1;
+  for (const ChunkKernel& k : kernels(f.kind)) {
+    if (k.key != f.key) continue;
+    for (int s = 1; s <= most; ++s) {
+      const double ms = milliseconds(k, f.kind, p, sm_count, s);
+      if (least >= 0 && ms >= least) continue;
+      least = ms;
+      best = with_kernel(p, f, k);
+      best.segments = s;
+    }
+  }
+  return best;
+}
+
+std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& chosen) {
+  if (chosen.chunk == 1) return {chosen};
+  std::vector<DiagPlan> all;
+  DiagPlan f = chosen;
+  f.segments = 1;
+  for (const ChunkKernel& k : kernels(chosen.kind)) {
+    if (k.key == chosen.key) all.push_back(with_kernel(p, f, k));
+  }
+  return all;
+}
+
+const char* DiagPlan::name() const {
+  switch (kind) {
+    case Kind::Step: return "diag_step";
+    case Kind::Head: return "diag_head";
+    case Kind::Channel: return "diag_channel";
+    case Kind::Value: return "diag_value";
+    case Kind::Decode: return "diag_decode";
+  }
+  return "";
+}
+
+std::string DiagPlan::text() const {
+  std::string s = std::string(name()) + ", K padded to " + std::to_string(key) + ", " + std::to_string(v_blocks) +
+                  (v_blocks == 1 ? " block of " : " blocks of ") + std::to_string(value) + " values, " +
+                  std::to_string(warps) + " warps";
+  if (chunk > 1) s += ", chunk " + std::to_string(chunk);
+  if (segments > 1) s += ", " + std::to_string(segments) + " segments of time";
+  return s;
+}
+
+std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
+  if (d.sm < 80)
+    return "needs compute capability 8.0 or newer, got " + std::to_string(d.sm / 10) + "." + std::to_string(d.sm % 10);
+  if (p.K > 256) return "needs K of at most 256, got " + std::to_string(p.K);
+  if (p.attn) return "has no score matrix on this device";
+  for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht}) {
+    if (*t && !carries_fp32(t->dtype)) return "needs F32, F16 or BF16";
+  }
+  return {};
+}
+
+DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d) {
+  const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
+  return alone && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.o}) ? diag_chunk_plan(p, d) : diag_token_plan(p);
+}
+
+}  // namespace fla::cuda

@@ -1,0 +1,238 @@
+// fla_cuda_delta_bench [SHAPE-TEXT]: checks the delta rule's engine against the reference at small shapes on this GPU,
+// then times it: one line per operator, shape and mode. Needs no library beside libc and the driver.
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <string>
+#include <vector>
+
+#include "fla/kernels/cuda/launch.h"
+#include "fla/ops/common/delta_cuda.h"
+#include "tests/cuda/delta_case.h"
+
+namespace fla::cuda {
+namespace {
+
+using Gate = DeltaCase::Gate;
+
+bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
+  DeltaData d(c);
+  const std::size_t bytes = delta_forward_workspace(d.device, device);
+  const DeviceMemory ws(bytes);
+  const Status expected = run_delta_reference(d.host);
+  const Status called =
+      expected ? delta_forward(d.device, device, {}, {static_cast<std::byte*>(ws.data()), bytes}) : expected;
+  const Status s = called ? wait_for_device() : called;
+  if (!s) {
+    std::printf("check %-24s %s\n", name, s.message().c_str());
+    return false;
+  }
+  const double o = relative_rms(d.o.device_values(), d.o_ref.host_values());
+  const double ht = relative_rms(d.ht.device_values(), d.ht_ref.host_values());
+  const bool good = o <= limit && ht <= limit;
+  std::printf("check %-24s %-20s R(o) %.2e R(ht) %.2e %s\n", name, delta_forward_plan(d.device, device).name, o, ht,
+              good ? "ok" : "WRONG");
+  return good;
+}
+
+bool check_backward(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
+  DeltaData d(c);
+  const std::size_t bytes = delta_backward_workspace(d.device, device);
+  const DeviceMemory ws(bytes);
+  const Status expected = run_delta_backward_reference(d.host);
+  const Status called =
+      expected ? delta_backward(d.device, device, {}, {static_cast<std::byte*>(ws.data()), bytes}) : expected;
+  const Status s = called ? wait_for_device() : called;
+  if (!s) {
+    std::printf("check %-24s backward %s\n", name, s.message().c_str());
+    return false;
+  }
+  bool good = true;
+  std::printf("check %-24s backward", name);
+  for (const DeltaData::Gradient& x : d.gradients) {
+    if (!x.got.view) continue;
+    const double r = relative_rms(x.got.device_values(), x.want.host_values());
+    good = good && r <= limit;
+    std::printf(" R(%s) %.2e", x.name, r);
+  }
+  std::printf(" %s\n", good ? "ok" : "WRONG");
+  return good;
+}
+
+struct Shape {
+  const char* name;
+  std::int64_t B, T, H, D;
+};
+constexpr Shape kShapes[] = {{"B1_T8192_H96_D128", 1, 8192, 96, 128}, {"B2_T16384_H16_D128", 2, 16384, 16, 128},
+                             {"B4_T2048_H16_D128", 4, 2048, 16, 128}, {"B4_T4096_H64_D128", 4, 4096, 64, 128},
+                             {"B8_T2048_H32_D256", 8, 2048, 32, 256}, {"B8_T1024_H8_D64", 8, 1024, 8, 64}};
+
+// n numbers f(normal) as T, from a block of random ones repeated.
+template <typename T, typename F>
+std::unique_ptr<DeviceMemory> random_memory(std::int64_t n, F&& f) {
+  std::mt19937 rng(7);
+  std::normal_distribution<float> normal;
+  constexpr std::size_t kBlock = 1U << 20U;
+  std::vector<T> block(kBlock);
+  for (T& x : block) {
+    const float y = f(normal(rng));
+    if constexpr (std::is_same_v<T, float>) {
+      x = y;
+    } else {
+      x = to_bf16(y);
+    }
+  }
+  auto m = std::make_unique<DeviceMemory>(static_cast<std::size_t>(n) * sizeof(T));
+  for (std::size_t at = 0; at < static_cast<std::size_t>(n); at += kBlock) {
+    const std::size_t count = std::min(kBlock, static_cast<std::size_t>(n) - at);
+    cudaMemcpy(static_cast<T*>(m->data()) + at, block.data(), count * sizeof(T), cudaMemcpyHostToDevice);
+  }
+  return m;
+}
+
+// Median, 10th and 90th percentile of a call of `run`, in ms.
+template <typename F>
+void time_call(const char* op, const char* mode, const Shape& x, const DeltaProblem& p, const DeviceInfo& device,
+               std::size_t bytes, F&& run) {
+  cudaEvent_t begin, end;
+  cudaEventCreate(&begin);
+  cudaEventCreate(&end);
+  std::vector<float> ms;
+  for (int i = 0; i < 30; ++i) {
+    cudaEventRecord(begin);
+    const Status s = run();
+    cudaEventRecord(end);
+    if (!s || cudaEventSynchronize(end) != cudaSuccess) {
+      std::printf("%-10s %-19s %s failed: %s %s\n", op, x.name, mode, s.message().c_str(),
+                  cudaGetErrorString(cudaGetLastError()));
+      return;
+    }
+    float t = 0.0F;
+    cudaEventElapsedTime(&t, begin, end);
+    if (i >= 10) ms.push_back(t);
+  }
+  std::sort(ms.begin(), ms.end());
+  const DeltaPlan plan = delta_forward_plan(p, device);
+  std::printf(
+      "%-10s %-19s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d loaders %d blocks %lld workspace %.1f "
+      "MiB\n",
+      op, x.name, mode, static_cast<double>(ms[ms.size() / 2]), static_cast<double>(ms[ms.size() / 10]),
+      static_cast<double>(ms[ms.size() * 9 / 10]), plan.name, static_cast<int>(plan.columns), plan.stages,
+      plan.loaders ? 1 : 0, static_cast<long long>(p.N * p.HV * plan.parts), static_cast<double>(bytes) / 1048576.0);
+  cudaEventDestroy(begin);
+  cudaEventDestroy(end);
+}
+
+void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device) {
+  const std::int64_t rows = x.B * x.T * x.H, n = rows * x.D;
+  const auto same = [](float y) { return y; };
+  const auto decay = [](float y) { return -std::log1p(std::exp(-y)); };
+  const auto q = random_memory<bf16>(n, same), k = random_memory<bf16>(n, same), v = random_memory<bf16>(n, same),
+             o = random_memory<bf16>(n, same);
+  const auto beta = random_memory<float>(rows, [](float y) { return 1.0F / (1.0F + std::exp(-y)); });
+  const auto g = random_memory<float>(rows, decay);
+  const auto gk = random_memory<bf16>(gate == Gate::Channel ? n : 1, decay);
+  const DeviceMemory ht(static_cast<std::size_t>(x.B * x.H * x.D * x.D * 4));
+  DeltaProblem p;
+  p.B = p.N = x.B;
+  p.T = x.T;
+  p.H = p.HV = x.H;
+  p.K = p.V = x.D;
+  p.scale = 1.0 / std::sqrt(static_cast<double>(x.D));
+  p.erase = gate == Gate::None ? Erase::Plain : Erase::Decayed;
+  p.q = TensorView(static_cast<bf16*>(q->data()), {x.B, x.T, x.H, x.D});
+  p.k = TensorView(static_cast<bf16*>(k->data()), {x.B, x.T, x.H, x.D});
+  p.v = TensorView(static_cast<bf16*>(v->data()), {x.B, x.T, x.H, x.D});
+  p.o = TensorView(static_cast<bf16*>(o->data()), {x.B, x.T, x.H, x.D});
+  p.beta = TensorView(static_cast<float*>(beta->data()), {x.B, x.T, x.H});
+  if (gate == Gate::Head) p.g = TensorView(static_cast<float*>(g->data()), {x.B, x.T, x.H});
+  if (gate == Gate::Channel) p.gk = TensorView(static_cast<bf16*>(gk->data()), {x.B, x.T, x.H, x.D});
+  p.normalize_q = p.normalize_k = true;
+  p.ht = TensorView(static_cast<float*>(ht.data()), {x.B, x.H, x.D, x.D});
+  {
+    const std::size_t bytes = delta_forward_workspace(p, device);
+    const DeviceMemory ws(bytes);
+    const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
+    time_call(op, "fwd", x, p, device, bytes, [&] { return delta_forward(p, device, {}, space); });
+  }
+  const auto do_ = random_memory<bf16>(n, same);
+  const DeviceMemory dq(static_cast<std::size_t>(2 * n)), dk(static_cast<std::size_t>(2 * n)),
+      dv(static_cast<std::size_t>(2 * n)), dbeta(static_cast<std::size_t>(4 * rows)),
+      dg(static_cast<std::size_t>(gate == Gate::Channel ? 2 * n : 4 * rows));
+  const auto like = [](const TensorView& t, const DeviceMemory& m) {
+    TensorView y = t;
+    if (y) y.data = m.data();
+    return y;
+  };
+  p.do_ = like(p.o, *do_);
+  p.dq = like(p.q, dq);
+  p.dk = like(p.k, dk);
+  p.dv = like(p.v, dv);
+  p.dbeta = like(p.beta, dbeta);
+  p.dg = like(p.g, dg);
+  p.dgk = like(p.gk, dg);
+  const std::size_t bytes = delta_backward_workspace(p, device);
+  const DeviceMemory ws(bytes);
+  const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
+  time_call(op, "bwd", x, p, device, bytes, [&] { return delta_backward(p, device, {}, space); });
+}
+
+int run(const std::string& only) {
+  const auto info = device_info(0);
+  if (!info) {
+    std::printf("%s\n", info.status().message().c_str());
+    return 77;
+  }
+  bool good = true;
+  good &= check("F32 head", {.T = 100, .HV = 2, .K = 128, .V = 100, .type = DType::F32}, *info, 2e-6);
+  good &= check("F32 channel", {.T = 100, .HV = 2, .K = 60, .V = 60, .type = DType::F32, .gate = Gate::Channel}, *info,
+                2e-6);
+  for (const DType t : {DType::BF16, DType::F16}) {
+    for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
+      for (const std::int64_t D : {64, 128, 256}) {
+        const std::string name = std::string(name_of(t)) + " D" + std::to_string(D) +
+                                 (gate == Gate::None   ? " plain"
+                                  : gate == Gate::Head ? " head"
+                                                       : " channel");
+        const Erase erase = gate == Gate::None ? Erase::Plain : Erase::Decayed;
+        good &= check(name.c_str(),
+                      {.B = 2, .T = 333, .H = 2, .HV = 4, .K = D, .V = D, .type = t, .gate = gate, .erase = erase},
+                      *info, 4e-3);
+      }
+    }
+  }
+  good &= check("strong head",
+                {.T = 500, .H = 2, .HV = 2, .K = 128, .V = 128, .strong_share = 0.3F, .zero_share = 0.3F}, *info, 4e-3);
+  good &= check(
+      "strong channel",
+      {.T = 500, .H = 2, .HV = 2, .K = 128, .V = 128, .gate = Gate::Channel, .strong_share = 0.3F, .zero_share = 0.3F},
+      *info, 4e-3);
+  good &= check("packed head", {.T = 700, .H = 2, .HV = 2, .K = 128, .V = 128, .cu = {0, 0, 1, 33, 290, 290, 700}},
+                *info, 4e-3);
+  for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
+    for (const std::int64_t D : {64, 128, 256}) {
+      const std::string name = "BF16 D" + std::to_string(D) +
+                               (gate == Gate::None   ? " plain"
+                                : gate == Gate::Head ? " head"
+                                                     : " channel");
+      const Erase erase = gate == Gate::None ? Erase::Plain : Erase::Decayed;
+      good &= check_backward(
+          name.c_str(), {.B = 2, .T = 333, .H = 2, .HV = 4, .K = D, .V = D, .gate = gate, .erase = erase}, *info, 1e-2);
+    }
+  }
+  std::fflush(stdout);
+  for (const Shape& x : kShapes) {
+    if (!only.empty() && std::string(x.name).find(only) == std::string::npos) continue;
+    bench("delta_rule", Gate::None, x, *info);
+    bench("gdn", Gate::Head, x, *info);
+    bench("kda", Gate::Channel, x, *info);
+    std::fflush(stdout);
+  }
+  return good ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace fla::cuda
+
+int main(int argc, char** argv) { return fla::cuda::run(argc > 1 ? argv[1] : ""); }

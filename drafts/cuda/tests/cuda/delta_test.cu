@@ -1,0 +1,340 @@
+// The CUDA engine of the delta rule against the double-precision recurrence.
+#include <gtest/gtest.h>
+
+#include "fla/ops/common/delta_cuda.h"
+#include "tests/cuda/delta_case.h"
+
+namespace fla::cuda {
+namespace {
+
+using Gate = DeltaCase::Gate;
+
+DeviceInfo device() {
+  const auto info = device_info(0);
+  return info ? *info : DeviceInfo{};
+}
+
+void run_delta(const DeltaProblem& p, const DeviceInfo& info) {
+  const std::size_t bytes = delta_forward_workspace(p, info);
+  const DeviceMemory ws(bytes);
+  const Status s = delta_forward(p, info, {}, {static_cast<std::byte*>(ws.data()), bytes});
+  ASSERT_TRUE(s.ok()) << s.message();
+  const Status done = wait_for_device();
+  ASSERT_TRUE(done.ok()) << done.message();
+}
+
+// Runs the case in every order of threads and expects the kernel, results within `limit`, and equal bits.
+void check(const DeltaCase& c, DeltaKernel kernel, double limit, int multiprocessors = 132) {
+  DeltaData d(c);
+  DeviceInfo info = device();
+  info.sm_count = multiprocessors;
+  const DeltaPlan plan = delta_forward_plan(d.device, info);
+  EXPECT_EQ(plan.loaders, kernel == DeltaKernel::Chunk && multiprocessors > 1);
+  if (multiprocessors == 2) {
+    EXPECT_EQ(plan.columns, 64);
+  }
+  EXPECT_EQ(plan.kernel, kernel) << plan.why_token;
+  ASSERT_TRUE(run_delta_reference(d.host).ok());
+  std::vector<std::byte> first;
+  for (int order = 0; order < kOrders; ++order) {
+    use_order(order);
+    run_delta(d.device, info);
+    if (::testing::Test::HasFatalFailure()) return;
+    const auto bytes = d.o.device_bytes();
+    if (order == 0) {
+      first = bytes;
+      const double o = relative_rms(d.o.device_values(), d.o_ref.host_values());
+      const double ht = relative_rms(d.ht.device_values(), d.ht_ref.host_values());
+      EXPECT_LE(o, limit);
+      EXPECT_LE(ht, limit);
+      if (c.states) {
+        EXPECT_LE(relative_rms(d.h.device_values(), d.h_ref.host_values()), limit);
+      }
+    } else {
+      EXPECT_TRUE(bytes == first) << "order " << order;
+    }
+  }
+}
+
+constexpr double kExact = 2e-6, kSixteen = 4e-3;
+
+TEST(CudaDeltaToken, PlainRuleWithoutGate) {
+  check({.B = 2,
+         .T = 37,
+         .H = 2,
+         .HV = 2,
+         .K = 40,
+         .V = 33,
+         .type = DType::F32,
+         .gate = Gate::None,
+         .normalize = false,
+         .erase = Erase::Plain},
+        DeltaKernel::Token, kExact);
+}
+TEST(CudaDeltaToken, GateOfHeadInOperator) {
+  check({.T = 50,
+         .H = 1,
+         .HV = 2,
+         .K = 128,
+         .V = 20,
+         .type = DType::F32,
+         .activation = GateActivation::Kind::Softplus,
+         .beta_sigmoid = 2.0,
+         .state_v_first = true},
+        DeltaKernel::Token, kExact);
+}
+TEST(CudaDeltaToken, GateOfChannelsPacked) {
+  check({.T = 45,
+         .H = 1,
+         .HV = 2,
+         .K = 20,
+         .V = 24,
+         .type = DType::F32,
+         .cu = {0, 0, 17, 18, 45},
+         .gate = Gate::Channel,
+         .strong_share = 0.3F,
+         .activation = GateActivation::Kind::None,
+         .states = true,
+         .h_chunk = 16},
+        DeltaKernel::Token, kExact);
+}
+TEST(CudaDeltaToken, Reverse) {
+  check({.T = 35, .K = 16, .V = 8, .type = DType::F32, .reverse = true}, DeltaKernel::Token, kExact);
+}
+TEST(CudaDeltaToken, StridesThatNoVectorAccessServes) {
+  check({.T = 20, .K = 64, .V = 32, .strided = true}, DeltaKernel::Token, kSixteen);
+}
+
+TEST(CudaDeltaChunk, NoGate) {
+  check({.B = 2, .T = 70, .H = 1, .HV = 1, .gate = Gate::None, .normalize = false, .erase = Erase::Plain},
+        DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, GateOfHead) {
+  check({.T = 101, .H = 1, .HV = 2, .K = 128, .V = 64}, DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, WideBlocks) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    check({.B = 2, .T = 40, .H = 1, .HV = 1, .K = 128, .V = 64, .gate = gate}, DeltaKernel::Chunk, kSixteen, 2);
+  }
+}
+TEST(CudaDeltaChunk, ManyBlocksLoadForThemselves) {
+  check({.B = 2, .T = 101, .H = 1, .HV = 2, .K = 64, .V = 32}, DeltaKernel::Chunk, kSixteen, 1);
+}
+TEST(CudaDeltaChunk, GateOfHeadHalf) {
+  check({.T = 65, .H = 1, .HV = 1, .K = 128, .V = 32, .type = DType::F16}, DeltaKernel::Chunk, 1e-3);
+}
+TEST(CudaDeltaChunk, StrongGateOfHead) {
+  check({.T = 100, .H = 1, .HV = 1, .strong_share = 0.3F, .zero_share = 0.3F}, DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, GateOfHeadInOperator) {
+  check({.T = 40,
+         .H = 1,
+         .HV = 2,
+         .K = 64,
+         .V = 48,
+         .activation = GateActivation::Kind::Softplus,
+         .beta_sigmoid = 2.0,
+         .state_v_first = true},
+        DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, PackedWithEmptySequences) {
+  check({.T = 150, .H = 1, .HV = 1, .cu = {0, 0, 1, 33, 33, 97, 150, 150}, .states = true}, DeltaKernel::Chunk,
+        kSixteen);
+}
+TEST(CudaDeltaChunk, WideKey) { check({.T = 64, .H = 1, .HV = 1, .K = 256, .V = 32}, DeltaKernel::Chunk, kSixteen); }
+TEST(CudaDeltaChunk, NarrowKey) { check({.T = 64, .H = 1, .HV = 1, .K = 40, .V = 24}, DeltaKernel::Chunk, kSixteen); }
+TEST(CudaDeltaChunk, NoTokens) { check({.T = 0, .H = 1, .HV = 1}, DeltaKernel::Chunk, 0.0); }
+
+TEST(CudaDeltaChunk, GateOfChannels) {
+  check({.T = 101, .H = 1, .HV = 2, .K = 128, .V = 64, .gate = Gate::Channel}, DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, StrongGateOfChannels) {
+  check({.T = 100, .H = 1, .HV = 1, .gate = Gate::Channel, .strong_share = 0.3F, .zero_share = 0.3F},
+        DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, GateOfChannelsInOperator) {
+  check({.T = 40,
+         .H = 1,
+         .HV = 2,
+         .K = 40,
+         .V = 48,
+         .gate = Gate::Channel,
+         .gate_type = DType::BF16,
+         .activation = GateActivation::Kind::Bounded,
+         .beta_sigmoid = 1.0},
+        DeltaKernel::Chunk, kSixteen);
+}
+TEST(CudaDeltaChunk, GateOfChannelsPacked) {
+  check({.T = 150,
+         .H = 1,
+         .HV = 1,
+         .K = 256,
+         .V = 32,
+         .cu = {0, 0, 1, 33, 33, 97, 150, 150},
+         .gate = Gate::Channel,
+         .states = true},
+        DeltaKernel::Chunk, kSixteen);
+}
+
+// All gradients in every order of threads, within `limit` of the reference and of equal bits.
+void check_backward(const DeltaCase& c, double limit, double gate_limit, DeltaKernel kernel = DeltaKernel::Chunk) {
+  DeltaData d(c);
+  ASSERT_EQ(delta_backward_refusal(d.device, device()), "");
+  EXPECT_EQ(delta_backward_plan(d.device, device()).kernel, kernel);
+  ASSERT_TRUE(run_delta_backward_reference(d.host).ok());
+  std::vector<std::vector<std::byte>> first;
+  for (int order = 0; order < kOrders; ++order) {
+    use_order(order);
+    const std::size_t bytes = delta_backward_workspace(d.device, device());
+    const DeviceMemory ws(bytes);
+    const Status s = delta_backward(d.device, device(), {}, {static_cast<std::byte*>(ws.data()), bytes});
+    ASSERT_TRUE(s.ok()) << s.message();
+    ASSERT_TRUE(wait_for_device().ok());
+    for (std::size_t i = 0; i < d.gradients.size(); ++i) {
+      const DeltaData::Gradient& x = d.gradients[i];
+      if (!x.got.view) continue;
+      const auto got = x.got.device_bytes();
+      if (order == 0) {
+        first.push_back(got);
+        EXPECT_LE(relative_rms(x.got.device_values(), x.want.host_values()), i >= 3 && i != 4 ? gate_limit : limit)
+            << x.name;
+      } else {
+        EXPECT_TRUE(got == first[static_cast<std::size_t>(
+                               std::count_if(d.gradients.begin(), d.gradients.begin() + static_cast<std::ptrdiff_t>(i),
+                                             [](const auto& y) { return static_cast<bool>(y.got.view); }))])
+            << x.name << ", order " << order;
+      }
+    }
+  }
+}
+
+TEST(CudaDeltaBackward, NoGate) {
+  check_backward({.B = 2, .T = 70, .H = 1, .HV = 1, .gate = Gate::None, .normalize = false, .erase = Erase::Plain},
+                 8e-3, 1e-2);
+}
+TEST(CudaDeltaBackward, GateOfHead) { check_backward({.T = 70, .H = 1, .HV = 2, .K = 128, .V = 64}, 8e-3, 1e-2); }
+TEST(CudaDeltaBackward, GateOfHeadHalf) {
+  check_backward({.T = 65, .H = 1, .HV = 1, .K = 64, .V = 32, .type = DType::F16}, 2e-3, 2e-3, DeltaKernel::Token);
+}
+TEST(CudaDeltaBackward, GateOfHeadInOperator) {
+  check_backward({.T = 40,
+                  .H = 1,
+                  .HV = 2,
+                  .K = 64,
+                  .V = 48,
+                  .activation = GateActivation::Kind::Softplus,
+                  .beta_sigmoid = 2.0,
+                  .state_v_first = true},
+                 8e-3, 1e-2);
+}
+TEST(CudaDeltaBackward, StrongGateOfHead) {
+  check_backward({.T = 100, .H = 1, .HV = 1, .strong_share = 0.3F, .zero_share = 0.3F}, 8e-3, 1e-2);
+}
+TEST(CudaDeltaBackward, PackedWithEmptySequences) {
+  check_backward({.T = 150, .H = 1, .HV = 1, .cu = {0, 0, 1, 33, 33, 97, 150, 150}}, 8e-3, 1e-2);
+}
+TEST(CudaDeltaBackward, GateOfChannels) {
+  check_backward({.T = 70, .H = 1, .HV = 2, .K = 128, .V = 64, .gate = Gate::Channel}, 8e-3, 1e-2);
+}
+TEST(CudaDeltaBackward, StrongGateOfChannels) {
+  check_backward({.T = 100, .H = 1, .HV = 1, .gate = Gate::Channel, .strong_share = 0.3F, .zero_share = 0.3F}, 8e-3,
+                 8e-3);
+}
+TEST(CudaDeltaBackward, GateOfChannelsInOperator) {
+  check_backward({.T = 40,
+                  .H = 1,
+                  .HV = 2,
+                  .K = 40,
+                  .V = 24,
+                  .gate = Gate::Channel,
+                  .gate_type = DType::BF16,
+                  .activation = GateActivation::Kind::Bounded,
+                  .beta_sigmoid = 1.0},
+                 8e-3, 1e-2);
+}
+TEST(CudaDeltaBackward, WideKeyGateOfChannels) {
+  check_backward({.T = 50,
+                  .H = 1,
+                  .HV = 1,
+                  .K = 256,
+                  .V = 32,
+                  .cu = {0, 0, 1, 34, 50},
+                  .gate = Gate::Channel,
+                  .activation = GateActivation::Kind::Softplus},
+                 8e-3, 1e-2, DeltaKernel::Token);
+}
+
+TEST(CudaDeltaBackward, TokenPlainRule) {
+  check_backward({.B = 2,
+                  .T = 70,
+                  .H = 1,
+                  .HV = 2,
+                  .K = 40,
+                  .V = 33,
+                  .type = DType::F32,
+                  .gate = Gate::None,
+                  .normalize = false,
+                  .erase = Erase::Plain},
+                 2e-5, 2e-5, DeltaKernel::Token);
+}
+TEST(CudaDeltaBackward, TokenGateOfHeadInOperator) {
+  check_backward({.T = 131,
+                  .H = 1,
+                  .HV = 2,
+                  .K = 72,
+                  .V = 20,
+                  .type = DType::F32,
+                  .strong_share = 0.1F,
+                  .activation = GateActivation::Kind::Softplus,
+                  .beta_sigmoid = 2.0,
+                  .state_v_first = true},
+                 2e-5, 2e-5, DeltaKernel::Token);
+}
+TEST(CudaDeltaBackward, TokenGateOfChannelsPacked) {
+  check_backward({.T = 145,
+                  .H = 1,
+                  .HV = 1,
+                  .K = 20,
+                  .V = 40,
+                  .type = DType::F32,
+                  .cu = {0, 0, 17, 18, 83, 145, 145},
+                  .gate = Gate::Channel,
+                  .strong_share = 0.2F},
+                 2e-5, 2e-5, DeltaKernel::Token);
+}
+TEST(CudaDeltaBackward, TokenReverse) {
+  check_backward({.T = 70,
+                  .K = 16,
+                  .V = 8,
+                  .type = DType::F32,
+                  .gate = Gate::Channel,
+                  .activation = GateActivation::Kind::Bounded,
+                  .reverse = true},
+                 2e-5, 2e-5, DeltaKernel::Token);
+}
+
+TEST(CudaDelta, Refusals) {
+  DeltaData d({.T = 4});
+  DeltaProblem p = d.device;
+  p.erase = Erase::Other;
+  EXPECT_EQ(delta_refusal(p, device()), "p: not supported");
+  p.erase = Erase::Gated;
+  EXPECT_EQ(delta_refusal(p, device()), "eb: not supported");
+  p.erase = Erase::General;
+  EXPECT_EQ(delta_refusal(p, device()), "a, b: not supported");
+  p = d.device;
+  p.R = 2;
+  EXPECT_EQ(delta_refusal(p, device()), "k: needs one row per token, got 2");
+  p = d.device;
+  p.slots.steps = p.h0;
+  EXPECT_EQ(delta_refusal(p, device()), "slots: not supported");
+  p = d.device;
+  p.K = 257;
+  EXPECT_EQ(delta_refusal(p, device()), "K: needs at most 256, got 257");
+  DeviceInfo old = device();
+  old.sm = 75;
+  EXPECT_EQ(delta_refusal(d.device, old), "device: needs compute capability 8.0, got 7.5");
+}
+
+}  // namespace
+}  // namespace fla::cuda

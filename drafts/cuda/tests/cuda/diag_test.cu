@@ -1,0 +1,298 @@
+// The diagonal-decay engine against the double reference.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "tests/cuda/diag_case.h"
+
+namespace fla::cuda {
+namespace {
+
+using Gate = DiagCase::Gate;
+
+// A device of few multiprocessors never splits V or time, one of many splits both.
+DeviceInfo device_with(int multiprocessors) {
+  DeviceInfo d = *device_info(0);
+  d.sm_count = multiprocessors;
+  return d;
+}
+
+double limit(const DiagCase& c) {
+  return c.type == DType::F32 ? (c.state_type == DType::F32 ? 3e-6 : 3e-3) : c.type == DType::F16 ? 1.5e-3 : 5e-3;
+}
+
+void expect_forward(const DiagCase& c, int multiprocessors = 1) {
+  for (int i = 0; i < kOrders; ++i) {
+    use_order(i);
+    DiagRun run(c);
+    std::string error;
+    const DeviceInfo d = device_with(multiprocessors);
+    const double r = run.forward(d, error);
+    EXPECT_TRUE(r >= 0 && r < limit(c)) << r << " " << error << " [" << diag_forward_plan(run.device, d).text()
+                                        << "] T " << c.T << " K " << c.K << " V " << c.V << " gate "
+                                        << static_cast<int>(c.gate) << " order " << i;
+    if (!(r >= 0 && r < limit(c))) break;
+  }
+  use_order(0);
+}
+
+TEST(CudaDiag, HeadGate) {
+  for (const Gate gate : {Gate::None, Gate::Head, Gate::Gamma, Gate::Retention, Gate::Lightning}) {
+    expect_forward({.T = 150, .gate = gate});
+  }
+  expect_forward({.T = 100, .H = 1, .K = 128, .V = 128, .gate = Gate::Head});
+  expect_forward({.T = 70, .H = 1, .K = 256, .V = 128, .type = DType::F16, .gate = Gate::Head});
+}
+
+TEST(CudaDiag, ChannelGate) {
+  expect_forward({.T = 100, .gate = Gate::Channel});
+  expect_forward({.T = 70, .H = 1, .K = 128, .V = 128, .gate_type = DType::BF16, .gate = Gate::Channel});
+  expect_forward({.T = 40, .H = 1, .K = 256, .V = 64, .type = DType::F16, .gate = Gate::Channel});
+}
+
+TEST(CudaDiag, Steps) {
+  for (const Gate gate :
+       {Gate::None, Gate::Head, Gate::Gamma, Gate::Retention, Gate::Lightning, Gate::Channel, Gate::Value}) {
+    expect_forward({.T = 37, .type = DType::F32, .gate = gate});
+    expect_forward({.T = 5, .K = 100, .V = 72, .gate = gate});
+  }
+  expect_forward({.T = 20, .H = 1, .K = 256, .V = 40, .type = DType::F32, .gate = Gate::Channel});
+}
+
+TEST(CudaDiag, ExtremeGates) {
+  for (const DType type : {DType::F32, DType::BF16, DType::F16}) {
+    expect_forward({.T = 90, .type = type, .gate = Gate::Head, .extreme = true});
+    expect_forward({.T = 90, .type = type, .gate = Gate::Channel, .extreme = true});
+    expect_forward({.T = 90, .type = type, .gate = Gate::Channel, .least_gate = -8});
+  }
+}
+
+TEST(CudaDiag, LayoutsAndSizes) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const DType type : {DType::BF16, DType::F32}) {
+      expect_forward({.T = 40, .type = type, .gate = gate, .heads_first = true});
+      expect_forward({.T = 40, .type = type, .gate = gate, .odd_rows = true});
+      expect_forward({.T = 40, .type = type, .gate = gate, .columns_apart = true});
+      expect_forward({.T = 40, .K = 36, .V = 72, .type = type, .gate = gate, .value_first = true});
+      expect_forward({.T = 40, .K = 7, .V = 5, .type = type, .gate = gate});
+      expect_forward({.T = 33, .H = 1, .K = 130, .V = 65, .type = type, .gate_type = DType::F16, .gate = gate});
+      expect_forward({.B = 2, .T = 70, .type = type, .gate = gate, .reverse = true});
+      expect_forward({.T = 70, .type = type, .gate = gate, .inplace = true});
+      expect_forward({.T = 70, .type = type, .gate = gate, .h0 = false, .ht = false});
+      expect_forward({.T = 0, .type = type, .gate = gate});
+      expect_forward({.T = 71, .type = type, .state_type = DType::BF16, .gate = gate});
+    }
+  }
+}
+
+TEST(CudaDiag, PackedSequences) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const DType type : {DType::BF16, DType::F32}) {
+      for (const bool reverse : {false, true}) {
+        expect_forward({.T = 150, .type = type, .gate = gate, .reverse = reverse, .lengths = {1, 0, 64, 17, 68}});
+      }
+    }
+  }
+}
+
+TEST(CudaDiag, FewTokens) {
+  for (const Gate gate :
+       {Gate::None, Gate::Head, Gate::Gamma, Gate::Retention, Gate::Lightning, Gate::Channel, Gate::Value}) {
+    for (const DType state : {DType::F32, DType::BF16, DType::F16}) {
+      expect_forward({.B = 2, .T = 1, .H = 1, .state_type = state, .gate = gate, .inplace = true});
+      expect_forward({.T = 3, .H = 1, .K = 100, .V = 72, .type = DType::F32, .state_type = state, .gate = gate});
+    }
+  }
+  expect_forward({.T = 8, .H = 1, .K = 128, .V = 128, .type = DType::F32, .gate = Gate::Channel, .reverse = true});
+  expect_forward({.T = 2, .H = 1, .K = 256, .V = 80, .state_type = DType::BF16, .gate = Gate::Head});
+  expect_forward({.T = 8, .H = 1, .gate = Gate::Channel, .lengths = {3, 0, 1, 4}});
+  expect_forward({.T = 2, .H = 1, .gate = Gate::Head, .h0 = false});
+  expect_forward({.T = 2, .H = 1, .gate = Gate::Head, .ht = false});
+  expect_forward({.T = 2, .H = 1, .V = 66, .gate = Gate::Head});
+  expect_forward({.T = 2, .H = 1, .gate = Gate::Head, .value_first = true});
+}
+
+// States are moved in pieces of 16 bytes where their rows consist of those.
+TEST(CudaDiag, PlanOfFewTokens) {
+  using Kind = DiagPlan::Kind;
+  const auto kind = [](const DiagCase& c) { return diag_forward_plan(DiagRun(c).device, device_with(1)).kind; };
+  EXPECT_EQ(kind({.T = 8}), Kind::Decode);
+  EXPECT_EQ(kind({.T = 9}), Kind::Step);
+  EXPECT_EQ(kind({.T = 2, .V = 66}), Kind::Step);
+  EXPECT_EQ(kind({.T = 2, .V = 68}), Kind::Decode);
+  EXPECT_EQ(kind({.T = 2, .V = 68, .state_type = DType::BF16}), Kind::Step);
+  EXPECT_EQ(kind({.T = 2, .value_first = true}), Kind::Step);
+}
+
+// Sequence 0 uses row 1 of the pool, sequence 1 is padding; row 0 stays as it is.
+TEST(CudaDiag, StatePool) {
+  for (const std::int64_t T : {1, 12}) {
+    const DiagCase c = {.B = 2, .T = T, .H = 1, .gate = Gate::Head, .inplace = true};
+    DiagRun pooled(c), plain(c);
+    const DeviceArray<std::int32_t> rows(std::vector<std::int32_t>{1, -1});
+    const DeviceInfo d = device_with(1);
+    const auto before = plain.output_values(plain.device.h0);
+    ASSERT_TRUE(
+        diag_step(pooled.device, TensorView(rows.data(), DType::I32, std::vector<std::int64_t>{2}), d, {}).ok());
+    DiagProblem p = plain.device;
+    p.N = p.B = p.h0.shape[0] = p.ht.shape[0] = 1;
+    p.h0.data = p.ht.data = static_cast<float*>(p.h0.data) + p.h0.stride[0];
+    ASSERT_TRUE(diag_step(p, {}, d, {}).ok());
+    ASSERT_TRUE(wait_for_device().ok());
+    const auto states = pooled.output_values(pooled.device.h0);
+    EXPECT_EQ(states, plain.output_values(plain.device.h0));
+    const auto half = static_cast<std::ptrdiff_t>(states.size() / 2);
+    EXPECT_TRUE(std::equal(states.begin(), states.begin() + half, before.begin()));
+    EXPECT_FALSE(std::equal(states.begin() + half, states.end(), before.begin() + half));
+    const auto o = pooled.output_values(pooled.device.o), expected = plain.output_values(plain.device.o);
+    const auto row = static_cast<std::ptrdiff_t>(o.size() / 2);
+    EXPECT_TRUE(std::equal(o.begin(), o.begin() + row, expected.begin()));
+    EXPECT_TRUE(std::all_of(o.begin() + row, o.end(), [](double x) { return x == 0; }));
+  }
+}
+
+// Every kernel, whatever the plan would choose, with and without segments.
+TEST(CudaDiag, Kernels) {
+  const DeviceInfo d = device_with(1);
+  for (const Gate gate : {Gate::Head, Gate::Channel, Gate::Value}) {
+    for (const int K : {64, 128, 256}) {
+      const DiagCase c = {.T = 70, .H = 1, .K = K, .V = K == 64 ? 72 : 136, .gate = gate};
+      DiagRun first(c);
+      for (DiagPlan plan : diag_alternatives(first.device, diag_forward_plan(first.device, d))) {
+        plan.segments = plan.warps == 4 ? 2 : 1;
+        DiagRun run(c);
+        std::string error;
+        const double r = run.forward(plan, d, error);
+        EXPECT_TRUE(r >= 0 && r < limit(c)) << r << " " << error << " [" << plan.text() << "]";
+      }
+    }
+  }
+}
+
+// Value columns of a block, chunk, warps and segments that were the fastest on an H200.
+TEST(CudaDiag, Plan) {
+  const auto choice = [](Gate gate, std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t D) {
+    std::byte memory[16];
+    DiagProblem p;
+    p.B = p.N = B;
+    p.T = T;
+    p.H = H;
+    p.K = p.V = D;
+    const TensorView tokens(memory, DType::BF16, std::vector<std::int64_t>{B, T, H, D});
+    for (TensorView* x : {&p.q, &p.k, &p.v, &p.o}) *x = tokens;
+    if (gate == Gate::Channel) p.gk = tokens;
+    const DiagPlan f = diag_forward_plan(p, device_with(132));
+    return std::array{f.value, f.chunk, f.warps, f.segments};
+  };
+  using Choice = std::array<int, 4>;
+  EXPECT_EQ(choice(Gate::None, 1, 8192, 96, 128), (Choice{128, 64, 8, 1}));
+  EXPECT_EQ(choice(Gate::None, 2, 16384, 16, 128), (Choice{128, 32, 4, 8}));
+  EXPECT_EQ(choice(Gate::None, 4, 2048, 16, 128), (Choice{64, 64, 4, 1}));
+  EXPECT_EQ(choice(Gate::None, 4, 4096, 64, 128), (Choice{128, 32, 4, 1}));
+  EXPECT_EQ(choice(Gate::None, 8, 2048, 32, 256), (Choice{64, 32, 4, 1}));
+  EXPECT_EQ(choice(Gate::None, 8, 1024, 8, 64), (Choice{64, 64, 4, 4}));
+  EXPECT_EQ(choice(Gate::Channel, 1, 8192, 96, 128), (Choice{128, 32, 8, 1}));
+  EXPECT_EQ(choice(Gate::Channel, 2, 16384, 16, 128), (Choice{128, 32, 4, 8}));
+  EXPECT_EQ(choice(Gate::Channel, 4, 2048, 16, 128), (Choice{64, 32, 4, 1}));
+  EXPECT_EQ(choice(Gate::Channel, 4, 4096, 64, 128), (Choice{128, 32, 4, 1}));  // not measured, 1.315 ms is the next
+  EXPECT_EQ(choice(Gate::Channel, 8, 2048, 32, 256), (Choice{64, 16, 4, 1}));
+  EXPECT_EQ(choice(Gate::Channel, 8, 1024, 8, 64), (Choice{64, 32, 4, 4}));
+}
+
+// Many multiprocessors: V in blocks, sequences in segments.
+TEST(CudaDiag, Segments) {
+  for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
+    for (const bool reverse : {false, true}) {
+      expect_forward({.T = 1100, .H = 1, .gate = gate, .reverse = reverse}, 132);
+    }
+    expect_forward({.T = 1100, .H = 1, .gate = gate, .h0 = false, .lengths = {900, 0, 10, 190}}, 132);
+  }
+  DiagRun run({.T = 1100, .H = 1, .gate = Gate::Channel});
+  EXPECT_GT(diag_forward_plan(run.device, device_with(132)).segments, 1);
+  // Segments do not pay where other heads fill the device.
+  EXPECT_EQ(diag_forward_plan(DiagRun({.T = 1100, .H = 3, .gate = Gate::Channel}).device, device_with(0)).segments, 1);
+}
+
+void expect_backward(DiagCase c, int multiprocessors = 1) {
+  c.backward = true;
+  for (int i = 0; i < kOrders; ++i) {
+    use_order(i);
+    DiagRun run(c);
+    std::string error;
+    const DeviceInfo d = device_with(multiprocessors);
+    const auto all = run.backward(d, error);
+    EXPECT_EQ(error, "");
+    const double limit = c.type == DType::F32 ? 1e-5 : 1e-2;
+    bool good = error.empty();
+    for (const auto& [name, r] : all) {
+      EXPECT_LT(r, limit) << name << " [" << diag_backward_plan(run.device, d).text() << "] T " << c.T << " K " << c.K
+                          << " V " << c.V << " gate " << static_cast<int>(c.gate) << " order " << i;
+      good = good && r < limit;
+    }
+    if (!good) break;
+  }
+  use_order(0);
+}
+
+TEST(CudaDiag, Backward) {
+  for (const Gate gate : {Gate::None, Gate::Retention, Gate::Head, Gate::Channel}) {
+    expect_backward({.T = 150, .gate = gate});
+    expect_backward({.T = 150, .H = 1, .K = 36, .V = 64, .type = DType::F32, .gate = gate});
+  }
+}
+
+TEST(CudaDiag, BackwardCases) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const DType type : {DType::BF16, DType::F32}) {
+      expect_backward({.T = 70, .H = 1, .K = 72, .V = 40, .type = type, .gate = gate, .odd_rows = true});
+      expect_backward({.T = 70, .H = 1, .type = type, .gate = gate, .extreme = true, .reverse = true});
+      expect_backward({.T = 200, .H = 1, .type = type, .gate = gate, .lengths = {1, 0, 130, 17, 52}});
+      expect_backward({.T = 40, .H = 1, .type = type, .gate = gate, .h0 = false, .ht = false, .value_first = true});
+      expect_backward({.T = 40, .H = 1, .type = type, .gate = gate, .upstream = false});
+      expect_backward({.T = 0, .type = type, .gate = gate});
+    }
+  }
+  expect_backward({.T = 40, .H = 1, .K = 130, .V = 66, .type = DType::F16, .gate = Gate::Channel});
+}
+
+TEST(CudaDiag, BackwardSegments) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) expect_backward({.T = 1100, .H = 1, .gate = gate}, 132);
+}
+
+TEST(CudaDiag, ValueGate) {
+  for (const DType type : {DType::BF16, DType::F16}) {
+    expect_forward({.T = 90, .type = type, .gate = Gate::Value});
+    expect_forward({.T = 90, .type = type, .gate = Gate::Value, .extreme = true});
+    expect_forward({.T = 90, .type = type, .gate = Gate::Value, .least_gate = -8});
+  }
+  expect_forward({.T = 1100, .H = 1, .gate = Gate::Value}, 132);
+}
+
+TEST(CudaDiag, LaterTokensAndReruns) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const int multiprocessors : {1, 132}) {
+      const DiagCase c = {.T = 1040, .H = multiprocessors == 1 ? 3 : 1, .gate = gate};
+      DiagRun run(c);
+      const DeviceInfo d = device_with(multiprocessors);
+      ASSERT_TRUE(run.run_forward(d).ok());
+      ASSERT_TRUE(wait_for_device().ok());
+      const auto first = run.output_values(run.device.o);
+      ASSERT_TRUE(run.run_forward(d).ok());
+      ASSERT_TRUE(wait_for_device().ok());
+      EXPECT_EQ(run.output_values(run.device.o), first);
+      constexpr std::int64_t kFrom = 603;
+      run.disturb_after(kFrom);
+      ASSERT_TRUE(run.run_forward(d).ok());
+      ASSERT_TRUE(wait_for_device().ok());
+      const auto second = run.output_values(run.device.o);
+      const auto kept = static_cast<std::ptrdiff_t>(kFrom * c.H * c.V);
+      EXPECT_TRUE(std::equal(first.begin(), first.begin() + kept, second.begin()));
+      EXPECT_NE(first, second);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace fla::cuda
