@@ -17,6 +17,38 @@ struct PrecondCall {
   PrecondProblem stage;
 };
 
+// The stage before the recurrence `p`; both families name its arguments alike.
+template <typename A>
+PrecondProblem precond_stage(const DeltaProblem& p, const A& a) {
+  PrecondProblem s;
+  s.B = p.B;
+  s.T = p.T;
+  s.H = p.H;
+  s.HA = a.g_atk.dim(2);
+  s.K = p.K;
+  s.N = p.N;
+  s.cu_seqlens = a.cu_seqlens;
+  s.normalize = a.use_qk_l2norm_in_kernel;
+  s.x = a.x;
+  s.eps = a.eps;
+  s.k = a.k;
+  s.g_atk = a.g_atk;
+  s.beta_atk = a.beta_atk;
+  s.log_atk_scale = a.log_atk_scale;
+  s.a0 = a.initial_A_state;
+  s.at = a.final_A_state;
+  return s;
+}
+template <typename G>
+void set_stage_gradients(PrecondProblem& s, const G& a) {
+  s.dat = a.dAt;
+  s.dk = a.dk;
+  s.dg_atk = a.dg_atk;
+  s.dbeta_atk = a.dbeta_atk;
+  s.dlog_atk_scale = a.dlog_atk_scale;
+  s.da0 = a.dA0;
+}
+
 // A backend's functions, and the element type of what the stage hands to the recurrence.
 struct PrecondEngine {
   const char* backend;

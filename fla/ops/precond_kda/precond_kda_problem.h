@@ -17,24 +17,7 @@ inline PrecondCall to_problem(const PrecondKdaArgs& a) {
   p.beta = a.beta;
   p.normalize_q = p.normalize_k = a.use_qk_l2norm_in_kernel;
   set_states(p, a, a.transpose_state_layout);
-
-  PrecondProblem& s = c.stage;
-  s.B = p.B;
-  s.T = p.T;
-  s.H = p.H;
-  s.HA = a.g_atk.dim(2);
-  s.K = p.K;
-  s.N = p.N;
-  s.cu_seqlens = a.cu_seqlens;
-  s.normalize = a.use_qk_l2norm_in_kernel;
-  s.x = a.x;
-  s.eps = a.eps;
-  s.k = a.k;
-  s.g_atk = a.g_atk;
-  s.beta_atk = a.beta_atk;
-  s.log_atk_scale = a.log_atk_scale;
-  s.a0 = a.initial_A_state;
-  s.at = a.final_A_state;
+  c.stage = precond_stage(p, a);
   return c;
 }
 
@@ -46,13 +29,7 @@ inline PrecondCall to_problem(const PrecondKdaBackwardArgs& a) {
   p.dA_log = per_head(a.dA_log);
   p.ddt_bias = per_channel(a.ddt_bias, p.K);
   p.dbeta = a.dbeta;
-  PrecondProblem& s = c.stage;
-  s.dat = a.dAt;
-  s.dk = a.dk;
-  s.dg_atk = a.dg_atk;
-  s.dbeta_atk = a.dbeta_atk;
-  s.dlog_atk_scale = a.dlog_atk_scale;
-  s.da0 = a.dA0;
+  set_stage_gradients(c.stage, a);
   return c;
 }
 
