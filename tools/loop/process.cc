@@ -62,6 +62,7 @@ std::vector<std::string> environment_of(const ChildOptions& o) {
 
 std::vector<char*> pointers(std::vector<std::string>& words) {
   std::vector<char*> p;
+  p.reserve(words.size() + 1);
   for (auto& w : words) p.push_back(w.data());
   p.push_back(nullptr);
   return p;

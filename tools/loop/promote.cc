@@ -102,7 +102,7 @@ std::string clocks(const Json& machine) {
 
 // One commit on the baseline with the code alone: the records stay behind.
 std::string shipped_branch(const Session& s, const std::string& summary) {
-  const std::string branch = "fla-promoted/" + s.op;
+  std::string branch = "fla-promoted/" + s.op;
   const std::string base = s.effort.baseline.commit, best = s.effort.best()->commit;
   std::string index = (s.repo.common_dir() / "fla-loop" / (s.op + ".index")).string();
   const auto plumbing = [&](const std::vector<std::string>& args) {
