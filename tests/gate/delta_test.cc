@@ -2,6 +2,9 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <set>
+#include <string>
+#include <vector>
 
 #include "tests/gate/gate.h"
 
@@ -164,41 +167,104 @@ void GroupedHeads(const Registry::Entry& e) {
     }
 }
 
+// Agrees with the reference, forward and backward, and nothing of it is infinite or NaN.
+void expect_finite(const Case& c, const std::string& backend) {
+  expect_agrees(c, backend);
+  for (const bool backward : passes(c.spec())) {
+    const Outcome o = backward ? c.run_backward(context(backend)) : c.run(context(backend));
+    if (!o.ok()) return expect_ok(o, c.text());
+    for (const auto& [name, b] : o.tensors)
+      for (const double v : tools::values(b.view())) ASSERT_TRUE(std::isfinite(v)) << c.text() << ": " << name;
+  }
+}
+
+bool erases(const Case& c) { return c.has("k") && c.has("beta") && c.input("beta").ndim == 3; }
+
+// The first key at every token.
+Buffer parallel(const TensorView& k) {
+  Buffer b = tools::clone(k);
+  const auto first = tools::values(tools::slice(k, 1, 0, 1));
+  for (std::int64_t t = 1; t < k.shape[1]; ++t) tools::assign(tools::slice(b.view(), 1, t, 1), first);
+  return b;
+}
+
+Buffer of_norm(const TensorView& k, double norm) {
+  std::vector<double> x = tools::values(k);
+  const std::size_t K = static_cast<std::size_t>(k.shape[3]);
+  for (std::size_t row = 0; row < x.size(); row += K) {
+    double squares = 0;
+    for (std::size_t i = row; i < row + K; ++i) squares += x[i] * x[i];
+    for (std::size_t i = row; i < row + K; ++i) x[i] *= norm / std::sqrt(squares);
+  }
+  Buffer b = tools::clone(k);
+  tools::assign(b.view(), x);
+  return b;
+}
+
 // Parallel and repeated keys, zero rows, beta |k|^2 up to 2: the triangular system is as far from the identity as it
 // gets while the recurrence stays bounded.
 void NearSingular(const Registry::Entry& e) {
   for (const auto& backend : backends(e)) {
-    Case c = with_states(make_case(e.spec.name, sizes(1, 100, 2, 20, 17)));
-    if (!c.has("k") || !c.has("beta") || c.input("beta").ndim != 3) continue;
-    const std::int64_t T = c.sizes().T;
-    const Buffer repeated = tools::clone(c.input("k")), half = tools::clone(c.input("k")),
+    const Case c = with_states(make_case(e.spec.name, sizes(1, 100, 2, 20, 17)));
+    if (!erases(c)) continue;
+    const Buffer repeated = parallel(c.input("k")), half = tools::clone(c.input("k")),
                  zero = tools::clone(c.input("k"));
-    for (std::int64_t t = 1; t < T; ++t) {
-      const auto first = tools::values(tools::slice(repeated.view(), 1, 0, 1));
-      tools::assign(tools::slice(repeated.view(), 1, t, 1), first);
+    for (std::int64_t t = 1; t < c.input("k").shape[1]; ++t) {
       if (t % 2 == 1)
         tools::assign(tools::slice(half.view(), 1, t, 1), tools::values(tools::slice(half.view(), 1, t - 1, 1)));
       if (t % 3 == 1) tools::fill(tools::slice(zero.view(), 1, t, 1), 0.0);
     }
     for (const Buffer* k : {&repeated, &half, &zero})
-      for (const double beta : {1.0, 1.999}) {
-        const Case x = c.with("k", k->view()).fill("beta", beta);
-        expect_agrees(x, backend);
-        const Outcome o = x.run(context(backend));
-        if (!o.ok()) return expect_ok(o, x.text());
-        for (const auto& [name, b] : o.tensors)
-          for (const double v : tools::values(b.view())) ASSERT_TRUE(std::isfinite(v)) << x.text() << ": " << name;
-      }
+      for (const double beta : {1.0, 1.999}) expect_finite(c.with("k", k->view()).fill("beta", beta), backend);
+  }
+}
+
+// Keys of norm 20, not brought to unit length: a token multiplies the state along its key by 1 - 400 beta. A small beta
+// or a strong gate holds that.
+void LongKeys(const Registry::Entry& e) {
+  for (const auto& backend : backends(e)) {
+    const Case c = with_states(make_case(e.spec.name, sizes(1, 100, 2, 20, 17)));
+    if (!erases(c)) continue;
+    const Buffer random = of_norm(c.input("k"), 20), same = parallel(random.view());
+    for (const Buffer* keys : {&random, &same}) {
+      const Case x = c.with("k", keys->view());
+      for (const double turn : {1.0, 1.999}) expect_finite(x.fill("beta", turn / 400), backend);
+      for (const std::string& g : gates(x)) expect_finite(x.fill("beta", 1.0).fill(g, -13), backend);
+    }
+  }
+}
+
+// Without either the state grows by 399 a token and leaves fp32 after 14. What comes before that is right, whatever
+// comes after it in the same chunk.
+void Growing(const Registry::Entry& e) {
+  for (const auto& backend : backends(e)) {
+    Case c = with_states(make_case(e.spec.name, sizes(1, 100, 2, 20, 17)));
+    if (!erases(c)) continue;
+    const Buffer k = parallel(of_norm(c.input("k"), 20).view());
+    c = c.with("k", k.view()).fill("beta", 1.0);
+    for (const std::string& g : gates(c)) c = c.fill(g, 0.0);
+    for (const std::int64_t T : {1, 2, 5}) expect_finite(c.tokens(0, T), backend);
+    const Outcome want = c.run(reference()), got = c.run(context(backend));
+    const std::vector<double> a = tools::values(want["out.o"]), b = tools::values(got["out.o"]);
+    for (std::size_t i = 0; i < a.size(); ++i)
+      ASSERT_TRUE(!(std::abs(a[i]) <= 1e30) || std::isfinite(b[i])) << c.text() << ": o[" << i << "], expected " << a[i];
   }
 }
 
 bool grouped(const FunctionSpec& s) { return takes_dim(s, "HV"); }
-bool erases(const FunctionSpec& s) {
-  return s.operation == "delta_rule" || s.operation == "gated_delta_rule" || s.operation == "kda";
+bool one_key(const FunctionSpec& s) {
+  static const std::set<std::string> families = {
+      "delta_rule",  "gated_delta_rule",   "kda", "comba", "precond_gated_delta_rule",
+      "precond_kda", "gated_delta_product"};
+  return families.contains(s.operation);
 }
+// Comba erases from the undecayed state, exp(g) - 400 beta along its key, which no gate holds.
+bool held_by_gates(const FunctionSpec& s) { return one_key(s) && s.operation != "comba"; }
 
 const bool registered = for_every_function("GroupedHeads", GroupedHeads, grouped) &&
-                        for_every_function("NearSingular", NearSingular, erases);
+                        for_every_function("NearSingular", NearSingular, one_key) &&
+                        for_every_function("LongKeys", LongKeys, held_by_gates) &&
+                        for_every_function("Growing", Growing, one_key);
 
 }  // namespace
 }  // namespace fla::gate
