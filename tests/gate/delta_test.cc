@@ -247,7 +247,8 @@ void Growing(const Registry::Entry& e) {
     const Outcome want = c.run(reference()), got = c.run(context(backend));
     const std::vector<double> a = tools::values(want["out.o"]), b = tools::values(got["out.o"]);
     for (std::size_t i = 0; i < a.size(); ++i)
-      ASSERT_TRUE(!(std::abs(a[i]) <= 1e30) || std::isfinite(b[i])) << c.text() << ": o[" << i << "], expected " << a[i];
+      ASSERT_TRUE(!(std::abs(a[i]) <= 1e30) || std::isfinite(b[i]))
+          << c.text() << ": o[" << i << "], expected " << a[i];
   }
 }
 

@@ -367,6 +367,8 @@ HWY_EXPORT(oja_gradient);
 
 namespace {
 
+using namespace cpu;  // HWY_DYNAMIC_DISPATCH takes a plain name when there is one instruction set
+
 using cpu::Arena;
 using cpu::OjaPlan;
 using cpu::OjaProblem;
@@ -374,13 +376,13 @@ using cpu::OjaProblem;
 std::size_t chunk_workspace(const GatedOjaRuleArgs& a, const CallInfo& c) {
   const OjaProblem x = cpu::oja_problem(a);
   const OjaPlan f = cpu::oja_plan(x.delta, c.threads);
-  return HWY_DYNAMIC_DISPATCH(cpu::oja_chunk_bytes)(x.delta, f) * static_cast<std::size_t>(f.slots);
+  return HWY_DYNAMIC_DISPATCH(oja_chunk_bytes)(x.delta, f) * static_cast<std::size_t>(f.slots);
 }
 
 Status chunk_forward(const GatedOjaRuleArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
   const OjaProblem x = cpu::oja_problem(a);
   if (x.delta.N == 0 || x.delta.HV == 0) return {};
-  HWY_DYNAMIC_DISPATCH(cpu::oja_chunk)(x, cpu::oja_plan(x.delta, c.threads), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(oja_chunk)(x, cpu::oja_plan(x.delta, c.threads), *c.pool, workspace.data());
   return {};
 }
 
@@ -396,7 +398,7 @@ std::size_t step_workspace(const GatedOjaRuleArgs& a, const CallInfo& c) {
 Status step_forward(const GatedOjaRuleArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
   const OjaProblem x = cpu::oja_problem(a);
   if (x.delta.N == 0 || x.delta.HV == 0) return {};
-  HWY_DYNAMIC_DISPATCH(cpu::oja_step)(x, step_slots(x, c), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(oja_step)(x, step_slots(x, c), *c.pool, workspace.data());
   return {};
 }
 
@@ -491,8 +493,8 @@ Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, std::span<
   if (a.use_q_l2norm || a.use_k_l2norm) {
     c.pool->run(tokens, [&](std::int64_t i, int worker) {
       float* tmp = b.rows + worker * width;
-      if (a.use_q_l2norm) HWY_DYNAMIC_DISPATCH(cpu::oja_normalize)(a.q, b.q, i / T, i % T, tmp);
-      if (a.use_k_l2norm) HWY_DYNAMIC_DISPATCH(cpu::oja_normalize)(a.k, b.k, i / T, i % T, tmp);
+      if (a.use_q_l2norm) HWY_DYNAMIC_DISPATCH(oja_normalize)(a.q, b.q, i / T, i % T, tmp);
+      if (a.use_k_l2norm) HWY_DYNAMIC_DISPATCH(oja_normalize)(a.k, b.k, i / T, i % T, tmp);
     });
   }
   if (a.dq && !a.do_) std::fill_n(b.dq.as<float>(), b.dq.numel() * b.group, 0.0F);
@@ -504,7 +506,7 @@ Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, std::span<
   if (!b.through_dq() && !b.through_dk()) return {};
   c.pool->run(tokens, [&](std::int64_t i, int worker) {
     float* tmp = b.rows + worker * width;
-    const auto finish = HWY_DYNAMIC_DISPATCH(cpu::oja_gradient);
+    const auto finish = HWY_DYNAMIC_DISPATCH(oja_gradient);
     if (b.through_dq()) finish(a.q, a.use_q_l2norm, b.dq, b.group, a.dq, i / T, i % T, tmp);
     if (b.through_dk()) finish(a.k, a.use_k_l2norm, b.dk, b.group, a.dk, i / T, i % T, tmp);
   });

@@ -687,6 +687,8 @@ HWY_EXPORT(mesa_step);
 
 namespace {
 
+using namespace cpu;  // HWY_DYNAMIC_DISPATCH takes a plain name when there is one instruction set
+
 std::int64_t slots(std::int64_t items, const CallInfo& c) {
   return std::max<std::int64_t>(1, std::min<std::int64_t>(c.threads, items));
 }
@@ -703,7 +705,7 @@ double* place_dlamb(cpu::Arena& arena, const MesaNetArgs& a, const CallInfo& c) 
 
 Status forward(const MesaNetArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
   const std::int64_t N = c.dims["N"];
-  HWY_DYNAMIC_DISPATCH(cpu::mesa_forward)(a, N, slots(N * a.q.dim(2), c), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(mesa_forward)(a, N, slots(N * a.q.dim(2), c), *c.pool, workspace.data());
   return {};
 }
 
@@ -711,13 +713,13 @@ Status backward(const MesaNetBackwardArgs& a, const CallInfo& c, std::span<std::
   const std::int64_t N = c.dims["N"];
   cpu::Arena arena(workspace.data());
   double* dlamb = place_dlamb(arena, a, c);
-  HWY_DYNAMIC_DISPATCH(cpu::mesa_backward)
+  HWY_DYNAMIC_DISPATCH(mesa_backward)
   (a, N, slots(N * a.q.dim(2), c), *c.pool, dlamb, arena.take<std::byte>(0));
   return {};
 }
 
 Status step(const MesaNetStepArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
-  HWY_DYNAMIC_DISPATCH(cpu::mesa_step)(a, slots(a.q.dim(0) * a.q.dim(1), c), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(mesa_step)(a, slots(a.q.dim(0) * a.q.dim(1), c), *c.pool, workspace.data());
   return {};
 }
 
