@@ -1,21 +1,27 @@
-# fla_family(NAME SOURCES FILE... REGISTER FUNCTION... [TESTS FILE...])
+# fla_family(NAME SOURCES FILE... REGISTER FUNCTION... [CUDA FILE...] [TESTS FILE...])
 #
 # One call in each fla/ops/<family>/CMakeLists.txt. SOURCES join the library, TESTS join the gate. Each REGISTER names a
 # function `void fla::FUNCTION(fla::Registry&)`; one generated file calls all of them, in name order. Nothing registers
-# itself from a global constructor: a static library would drop it silently.
+# itself from a global constructor: a static library would drop it silently. CUDA files join builds with CUDA code, where
+# they define `void fla::register_NAME_cuda(fla::Registry&)`.
 function(fla_family name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;REGISTER;TESTS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;REGISTER;CUDA;TESTS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_SOURCES)
-    message(FATAL_ERROR "fla_family(${name}): expected SOURCES, REGISTER and TESTS, got '${arg_UNPARSED_ARGUMENTS}'")
+    message(FATAL_ERROR "fla_family(${name}): expected SOURCES, REGISTER, CUDA and TESTS, got '${arg_UNPARSED_ARGUMENTS}'")
   endif()
   list(TRANSFORM arg_SOURCES PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  list(TRANSFORM arg_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(TRANSFORM arg_TESTS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   target_sources(fla_objects PRIVATE ${arg_SOURCES})
   set_property(GLOBAL APPEND PROPERTY FLA_REGISTER ${arg_REGISTER})
+  if(arg_CUDA AND (FLA_CUDA OR FLA_CUDA_EMULATE))
+    target_sources(fla_objects PRIVATE ${arg_CUDA})
+    set_property(GLOBAL APPEND PROPERTY FLA_REGISTER register_${name}_cuda)
+  endif()
   set_property(GLOBAL APPEND PROPERTY FLA_FAMILY_TESTS ${arg_TESTS})
 
   file(GLOB present CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
-  list(REMOVE_ITEM present ${arg_SOURCES} ${arg_TESTS})
+  list(REMOVE_ITEM present ${arg_SOURCES} ${arg_CUDA} ${arg_TESTS})
   if(present)
     message(WARNING "fla_family(${name}) does not name ${present}")
   endif()

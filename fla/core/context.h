@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "fla/core/device.h"
 #include "fla/core/export.h"
 #include "fla/core/status.h"
 #include "fla/core/threads.h"
@@ -33,6 +34,7 @@ struct ContextOptions {
   std::vector<int> affinity;  // processors to pin workers to; empty = the system decides
   LogFn log;                  // called at most once per (operation, function, backend) hit and refusal of this context
   std::string backend;        // only this backend may serve calls ("reference", "cpu"); empty = dispatch decides
+  Stream stream;              // calls on tensors of an accelerator start here and do not wait
   bool poison = false;        // fill every workspace with NaN before a kernel gets it (tests)
   bool strict = false;        // a backend that accepts a call it does not implement is an error (tests)
   const Registry* registry = nullptr;  // nullptr = the library's own

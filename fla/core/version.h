@@ -11,6 +11,7 @@ struct BuildInfo {
   const char* compiler;    // "GNU 12.2.0"
   const char* flags;       // those that change the code, as one string
   const char* build_type;  // "Release"
+  const char* cuda;        // the GPUs that its CUDA code is for, as CMake names them; "" without CUDA code
 };
 
 // The semantic version of the library in use. fla/version.h has that of the headers as macros.

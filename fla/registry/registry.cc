@@ -7,6 +7,8 @@
 #include <numeric>
 #include <set>
 
+#include "fla/core/version.h"
+
 namespace fla {
 
 void register_all(Registry& r);  // generated: every family, in name order
@@ -193,7 +195,9 @@ Tried try_candidate(const Context& ctx, const Registry::Candidate& c, const void
     return {O::Unavailable,
             std::string("serves ") + device_name(b.device) + " tensors, these are on " + device_name(info.device.type)};
   if (b.available && !b.available())
-    return {O::Unavailable, b.package.empty() ? "not available on this machine" : "needs " + b.package};
+    return {O::Unavailable, b.why_not           ? b.why_not()
+                            : b.package.empty() ? "not available on this machine"
+                                                : "needs " + b.package};
   if (!enabled(b))
     return {O::Disabled, b.env + (std::getenv(b.env.c_str()) != nullptr ? " is 0" : " is not set (opt-in)")};
   if (c.kernel == nullptr) return {O::NotImplemented, "does not serve this function"};
@@ -217,7 +221,31 @@ struct Checked {
 };
 
 CallInfo call_info(const Context& ctx, const Registry::Entry& e, const Checked& c) {
-  return {.spec = e.spec, .dims = c.dims, .device = c.device, .threads = ctx.threads(), .pool = &ctx.pool()};
+  return {.spec = e.spec,
+          .dims = c.dims,
+          .device = c.device,
+          .threads = ctx.threads(),
+          .pool = &ctx.pool(),
+          .stream = {ctx.options().stream.handle, c.device.index}};
+}
+
+// A default stream exists on every device, any other belongs to one.
+Status check_stream(const Context& ctx, const Registry::Entry& e, const Checked& c) {
+  const Stream& s = ctx.options().stream;
+  if (c.device.type == DeviceType::Cpu || s.handle == nullptr || s.device == c.device.index) return {};
+  return {Code::InvalidArgument, e.spec.name + ": stream: expected one of device " + std::to_string(c.device.index) +
+                                     ", where the tensors are, got one of device " + std::to_string(s.device)};
+}
+
+// What a call on an accelerator meets when the operation has no backend for it.
+std::string no_backend_for(DeviceType device, const Registry::Entry& e) {
+  if (device == DeviceType::Cpu || std::any_of(e.candidates.begin(), e.candidates.end(), [device](const auto& c) {
+        return c.backend->device == device;
+      }))
+    return "";
+  return std::string(build_info().cuda).empty()
+             ? "\n  cuda: unavailable: this build has no CUDA code (FLA_CUDA=OFF)"
+             : "\n  cuda: not implemented: " + e.spec.operation + " has no CUDA kernels";
 }
 
 Status check_backend_name(const Context& ctx, const Registry::Entry& e) {
@@ -270,6 +298,7 @@ Status choose(const Context& ctx, const Registry::Entry& e, const void* args, co
       if (t.outcome != O::Accepted) refusals += "\n  " + c.backend->name + ": " + name_of(t.outcome) + ": " + t.reason;
     }
   }
+  refusals += no_backend_for(info.device.type, e);
   const bool reference_allowed = ctx.options().backend.empty() || ctx.options().backend == kReference;
   const bool reference_serves = e.reference != nullptr && e.reference->launch && info.device.type == DeviceType::Cpu;
   if (steps != nullptr)
@@ -303,12 +332,16 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
   if (!any_output) return {Code::InvalidArgument, e.spec.name + ": nothing to compute: no output was given"};
 
   if (Status s = check_overlaps(e.spec, args); !s) return s;
+  if (Status s = check_stream(ctx, e, c); !s) return s;
 
   const CallInfo info = call_info(ctx, e, c);
   Choice choice;
   if (Status s = choose(ctx, e, args, info, Purpose::Run, choice, nullptr); !s) return s;
   const std::size_t need = choice.kernel->workspace ? choice.kernel->workspace(args, info) : 0;
   std::unique_ptr<std::byte[]> own;
+  if (allocate && need > 0 && info.device.type != DeviceType::Cpu)
+    return {Code::OutOfMemory, e.spec.name + ": workspace: needs " + std::to_string(need) +
+                                   " bytes in the device's memory, which the caller passes; none is allocated there"};
   if (allocate && need > 0) {
     own.reset(new (std::nothrow) std::byte[need]);
     if (!own)
@@ -350,6 +383,7 @@ Result<Route> explain_call(const Context& ctx, const Registry::Entry& e, const v
     r.kernel = choice.kernel->name;
     r.by_default = choice.by_default;
     r.workspace_bytes = choice.kernel->workspace ? choice.kernel->workspace(args, info) : 0;
+    if (choice.kernel->plan) r.plan = choice.kernel->plan(args, info);
   }
   return r;
 }

@@ -35,6 +35,7 @@ struct CallInfo {
   Device device;
   int threads;       // of the context's pool
   ThreadPool* pool;  // launchers only
+  Stream stream;     // of the tensors' device, where that is an accelerator
 };
 
 // An alternative implementation of some of an operation's functions.
@@ -45,7 +46,8 @@ struct Backend {
   bool default_enable = true;  // when the variable is unset
   int priority = 5;            // lower is tried first; equal ones in order of registration
   DeviceType device = DeviceType::Cpu;
-  std::function<bool()> available;  // empty: always
+  std::function<bool()> available;         // empty: always
+  std::function<std::string()> why_not;    // what is missing where it is not available; empty: its package
   std::uint64_t order = 0;          // set by the registry
 };
 
@@ -56,6 +58,7 @@ struct ErasedKernel {
   std::string name;                                                    // what explain prints: "chunk", "step", ...
   std::function<Verdict(const void*, const CallInfo&)> verify;         // empty: accepts
   std::function<std::size_t(const void*, const CallInfo&)> workspace;  // empty: none
+  std::function<std::string(const void*, const CallInfo&)> plan;       // how it would run this call, for explain
   std::function<Status(const void*, const CallInfo&, std::span<std::byte>)> launch;  // empty: a defect, see Route
 };
 
@@ -68,6 +71,7 @@ struct Kernel {
   std::function<Verdict(const A&, const CallInfo&)> verify;
   std::function<std::size_t(const A&, const CallInfo&)> workspace;
   std::function<Status(const A&, const CallInfo&, std::span<std::byte>)> launch;
+  std::function<std::string(const A&, const CallInfo&)> plan{};
 };
 
 inline constexpr const char* kReference = "reference";
@@ -91,8 +95,13 @@ class FLA_API Registry {
   void add_backend(const std::string& operation, Backend backend);
   template <typename A>
   void add(Kernel<A> k) {
-    ErasedKernel e{
-        .function = k.function.name, .backend = k.backend, .name = k.name, .verify = {}, .workspace = {}, .launch = {}};
+    ErasedKernel e{.function = k.function.name,
+                   .backend = k.backend,
+                   .name = k.name,
+                   .verify = {},
+                   .workspace = {},
+                   .plan = {},
+                   .launch = {}};
     if (k.verify)
       e.verify = [f = std::move(k.verify)](const void* a, const CallInfo& c) {
         return f(*static_cast<const A*>(a), c);
@@ -101,6 +110,8 @@ class FLA_API Registry {
       e.workspace = [f = std::move(k.workspace)](const void* a, const CallInfo& c) {
         return f(*static_cast<const A*>(a), c);
       };
+    if (k.plan)
+      e.plan = [f = std::move(k.plan)](const void* a, const CallInfo& c) { return f(*static_cast<const A*>(a), c); };
     if (k.launch)
       e.launch = [f = std::move(k.launch)](const void* a, const CallInfo& c, std::span<std::byte> w) {
         return f(*static_cast<const A*>(a), c, w);
@@ -167,6 +178,7 @@ struct FLA_API Route {
   bool by_default = false;         // no backend took it and the default implementation serves it
   bool dispatch_disabled = false;  // the master switch was set when the library was loaded
   std::size_t workspace_bytes = 0;
+  std::string plan;  // how the chosen kernel cuts the call; empty: it does not tell
   std::vector<RouteStep> steps;
   const std::string* reason(std::string_view backend) const;
 };
@@ -175,7 +187,8 @@ struct FLA_API Route {
 FLA_API Result<Route> explain_call(const Context& ctx, const Registry::Entry& entry, const void* args);
 // Bytes of workspace the call needs.
 FLA_API Result<std::size_t> workspace_call(const Context& ctx, const Registry::Entry& entry, const void* args);
-// Checks, dispatches and runs. Without `workspace` the library allocates what the kernel asks for.
+// Checks, dispatches and runs. Without `workspace` the library allocates what the kernel asks for, on the host: a call on
+// another device that needs some is refused.
 FLA_API Status run_call(const Context& ctx, const Registry::Entry& entry, const void* args);
 FLA_API Status run_call(const Context& ctx, const Registry::Entry& entry, const void* args,
                         std::span<std::byte> workspace);

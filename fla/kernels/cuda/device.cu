@@ -1,8 +1,10 @@
 // The host side of simt.cuh on a GPU: device limits, texts of errors.
 #include <array>
+#include <memory>
 #include <mutex>
 #include <string>
 
+#include "fla/kernels/cuda/memory.h"
 #include "fla/kernels/cuda/simt.cuh"
 
 namespace fla::cuda {
@@ -56,6 +58,114 @@ Result<DeviceInfo> device_info(int index) {
           .shared_reserved_block = static_cast<std::size_t>(reserved),
           .l2_bytes = static_cast<std::size_t>(l2)};
   return info;
+}
+
+OnDevice::OnDevice(int index) {
+  int current = 0;
+  cudaError_t e = cudaGetDevice(&current);
+  if (e == cudaSuccess && current != index) {
+    e = cudaSetDevice(index);
+    if (e == cudaSuccess) before_ = current;
+  }
+  if (e != cudaSuccess) status_ = launch_error("device", e);
+}
+
+OnDevice::~OnDevice() {
+  if (before_ >= 0) cudaSetDevice(before_);
+}
+
+// ---- memory of tests and tools
+
+namespace {
+
+class CudaMemory final : public Memory {
+ public:
+  CudaMemory(void* p, std::size_t bytes, int device) : p_(p), bytes_(bytes), device_(device) {}
+  ~CudaMemory() override {
+    const OnDevice here(device_);
+    cudaFree(p_);
+  }
+  void* data() const override { return p_; }
+  std::size_t size() const override { return bytes_; }
+  Status upload(const void* from, std::size_t bytes) override {
+    return copy(p_, from, bytes, cudaMemcpyHostToDevice);
+  }
+  Status download(void* to, std::size_t bytes) const override { return copy(to, p_, bytes, cudaMemcpyDeviceToHost); }
+
+ private:
+  Status copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
+    const OnDevice here(device_);
+    if (!here.status()) return here.status();
+    cudaError_t e = cudaDeviceSynchronize();
+    if (e == cudaSuccess) e = cudaMemcpy(to, from, bytes, kind);
+    return e == cudaSuccess ? Status() : launch_error("copy", e);
+  }
+  void* p_;
+  std::size_t bytes_;
+  int device_;
+};
+
+class CudaTimer final : public Timer {
+ public:
+  explicit CudaTimer(Stream stream) : stream_(static_cast<cudaStream_t>(stream.handle)) {
+    for (cudaEvent_t& e : events_) note(cudaEventCreate(&e));
+  }
+  ~CudaTimer() override {
+    for (const cudaEvent_t e : events_) cudaEventDestroy(e);
+  }
+  void start() override { note(cudaEventRecord(events_[0], stream_)); }
+  void stop() override { note(cudaEventRecord(events_[1], stream_)); }
+  Result<double> milliseconds() override {
+    float ms = 0.0F;
+    note(cudaEventSynchronize(events_[1]));
+    note(cudaEventElapsedTime(&ms, events_[0], events_[1]));
+    if (!status_) return status_;
+    return static_cast<double>(ms);
+  }
+
+ private:
+  void note(cudaError_t e) {
+    if (e != cudaSuccess && status_.ok()) status_ = launch_error("timer", e);
+  }
+  cudaStream_t stream_;
+  cudaEvent_t events_[2] = {};
+  Status status_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Memory>> allocate(std::size_t bytes, int device) {
+  const OnDevice here(device);
+  if (!here.status()) return here.status();
+  void* p = nullptr;
+  const cudaError_t e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
+  if (e != cudaSuccess) {
+    cudaGetLastError();
+    return launch_error("memory", e);
+  }
+  return std::unique_ptr<Memory>(std::make_unique<CudaMemory>(p, bytes, device));
+}
+
+std::unique_ptr<Timer> make_timer(Stream stream) { return std::make_unique<CudaTimer>(stream); }
+
+Status synchronize(int device) {
+  const OnDevice here(device);
+  if (!here.status()) return here.status();
+  const cudaError_t e = cudaDeviceSynchronize();
+  return e == cudaSuccess ? Status() : launch_error("device", e);
+}
+
+Result<DeviceText> device_text(int index) {
+  const Result<DeviceInfo> info = device_info(index);
+  if (!info) return info.status();
+  cudaDeviceProp p{};
+  int runtime = 0, driver = 0, count = 0;
+  for (const cudaError_t e : {cudaGetDeviceProperties(&p, index), cudaRuntimeGetVersion(&runtime),
+                              cudaDriverGetVersion(&driver), cudaGetDeviceCount(&count)}) {
+    if (e != cudaSuccess) return launch_error("device", e);
+  }
+  const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
+  return DeviceText{p.name, version(driver), version(runtime), count, p.totalGlobalMem};
 }
 
 }  // namespace fla::cuda

@@ -1,11 +1,14 @@
 #include "fla/kernels/cuda/emulator.h"
 
+#include "fla/kernels/cuda/memory.h"
+
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -530,15 +533,18 @@ void DeviceBuffer::protect(bool open) const {
   mprotect(map_ + page_bytes(), map_bytes_ - 2 * page_bytes(), open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-void DeviceBuffer::upload(const void* from) {
+void DeviceBuffer::upload(const void* from) { upload(from, bytes_); }
+void DeviceBuffer::download(void* to) const { download(to, bytes_); }
+
+void DeviceBuffer::upload(const void* from, std::size_t bytes) {
   protect(true);
-  if (bytes_ > 0) std::memcpy(data_, from, bytes_);
+  if (bytes > 0) std::memcpy(data_, from, bytes);
   protect(false);
 }
 
-void DeviceBuffer::download(void* to) const {
+void DeviceBuffer::download(void* to, std::size_t bytes) const {
   protect(true);
-  if (bytes_ > 0) std::memcpy(to, data_, bytes_);
+  if (bytes > 0) std::memcpy(to, data_, bytes);
   protect(false);
 }
 
@@ -749,6 +755,56 @@ namespace fla::cuda {
 Result<DeviceInfo> device_info(int index) {
   if (index != 0) return Status(Code::InvalidArgument, "device: got index " + std::to_string(index) + " of 1 devices");
   return emulator::options().device;
+}
+
+OnDevice::OnDevice(int /*index*/) {}
+OnDevice::~OnDevice() = default;
+
+namespace {
+
+class EmulatedMemory final : public Memory {
+ public:
+  explicit EmulatedMemory(std::size_t bytes) : buffer_(bytes) {}
+  void* data() const override { return buffer_.data(); }
+  std::size_t size() const override { return buffer_.size(); }
+  Status upload(const void* from, std::size_t bytes) override {
+    buffer_.upload(from, bytes);
+    return {};
+  }
+  Status download(void* to, std::size_t bytes) const override {
+    buffer_.download(to, bytes);
+    return {};
+  }
+
+ private:
+  emulator::DeviceBuffer buffer_;
+};
+
+// An emulated launch has ended when it returns.
+class EmulatedTimer final : public Timer {
+ public:
+  void start() override { from_ = std::chrono::steady_clock::now(); }
+  void stop() override { to_ = std::chrono::steady_clock::now(); }
+  Result<double> milliseconds() override { return std::chrono::duration<double, std::milli>(to_ - from_).count(); }
+
+ private:
+  std::chrono::steady_clock::time_point from_, to_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Memory>> allocate(std::size_t bytes, int /*device*/) {
+  return std::unique_ptr<Memory>(std::make_unique<EmulatedMemory>(bytes));
+}
+
+std::unique_ptr<Timer> make_timer(Stream /*stream*/) { return std::make_unique<EmulatedTimer>(); }
+
+Status synchronize(int /*device*/) { return {}; }
+
+Result<DeviceText> device_text(int index) {
+  const Result<DeviceInfo> info = device_info(index);
+  if (!info) return info.status();
+  return DeviceText{"emulator on the CPU", "none", "none", 1, 0};
 }
 
 }  // namespace fla::cuda

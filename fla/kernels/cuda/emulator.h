@@ -45,6 +45,9 @@ class DeviceBuffer {
   std::size_t size() const { return bytes_; }
   void upload(const void* from);
   void download(void* to) const;
+  // The first bytes.
+  void upload(const void* from, std::size_t bytes);
+  void download(void* to, std::size_t bytes) const;
 
  private:
   friend class OpenDeviceMemory;

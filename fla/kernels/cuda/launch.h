@@ -34,4 +34,18 @@ struct alignas(sizeof(T) * N) Vec {
 // The limits of a device, cached; Unsupported without a driver.
 Result<DeviceInfo> device_info(int index);
 
+// Makes a device the calling thread's for as long as it lives: kernels start on that one.
+class OnDevice {
+ public:
+  explicit OnDevice(int index);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  int before_ = -1;  // -1: nothing to put back
+  Status status_;
+};
+
 }  // namespace fla::cuda

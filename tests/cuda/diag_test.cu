@@ -134,12 +134,12 @@ TEST(CudaDiag, StatePool) {
     const DeviceArray<std::int32_t> rows(std::vector<std::int32_t>{1, -1});
     const DeviceInfo d = device_with(1);
     const auto before = plain.output_values(plain.device.h0);
-    ASSERT_TRUE(
-        diag_step(pooled.device, TensorView(rows.data(), DType::I32, std::vector<std::int64_t>{2}), d, {}).ok());
+    pooled.device.slots.indices = TensorView(rows.data(), DType::I32, std::vector<std::int64_t>{2});
+    ASSERT_TRUE(diag_forward(pooled.device, d, {}, {}).ok());
     DiagProblem p = plain.device;
     p.N = p.B = p.h0.shape[0] = p.ht.shape[0] = 1;
     p.h0.data = p.ht.data = static_cast<float*>(p.h0.data) + p.h0.stride[0];
-    ASSERT_TRUE(diag_step(p, {}, d, {}).ok());
+    ASSERT_TRUE(diag_forward(p, d, {}, {}).ok());
     ASSERT_TRUE(wait_for_device().ok());
     const auto states = pooled.output_values(pooled.device.h0);
     EXPECT_EQ(states, plain.output_values(plain.device.h0));

@@ -36,7 +36,8 @@ DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d);
 // A plan without segments for every kernel that could run what `chosen` runs.
 std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& chosen);
 
-// Why this engine cannot run the problem, or an empty text. cu_seqlens, gates and states are on the device.
+// Why this engine cannot run the problem, or an empty text. cu_seqlens, slots, gates and states are on the device. With
+// slots.indices, sequence n reads and writes that row of h0 and ht; a negative one is padding, whose outputs are zeros.
 std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d);
 
 std::size_t diag_forward_workspace(const DiagProblem& p, const DeviceInfo& d);
@@ -55,10 +56,5 @@ DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d);
 std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d);
 std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d);
 Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
-
-// Token by token with states in a pool: sequence n reads and writes the row state_indices[n] (I32 or I64) of h0 and ht,
-// which have the pool's size in their first axis. A negative index is padding: its outputs are zeros, no state is
-// touched. An absent view: row n.
-Status diag_step(const DiagProblem& p, const TensorView& state_indices, const DeviceInfo& d, Stream stream);
 
 }  // namespace fla::cuda

@@ -219,7 +219,7 @@ void time_decode(const DeviceInfo& d, Gate gate, const char* op, std::int64_t B,
   if (gate == Gate::Head) p.g = m.make(DType::F32, {B, 1, H}, -0.2F, 0);
   if (gate == Gate::Channel) p.gk = m.make(DType::F32, {B, 1, H, kD}, -0.2F, 0);
   p.h0 = p.ht = m.make(state, {B, H, kD, kD}, -1, 1);
-  const float ms = milliseconds([&] { return diag_step(p, {}, d, {}); });
+  const float ms = milliseconds([&] { return diag_forward(p, d, {}, {}); });
   std::printf("%-10s decode %dx%d %s %.1f us %.0f GB/s\n", op, static_cast<int>(B), static_cast<int>(H), name_of(state),
               ms * 1e3, 2.0 * static_cast<double>(B * H * kD * kD) * static_cast<double>(size_of(state)) / ms * 1e-6);
 }

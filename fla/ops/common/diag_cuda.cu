@@ -102,6 +102,7 @@ DiagParams diag_parameters(const DiagProblem& p, const DiagPlan& plan) {
   a.o = operand(p.o);
   a.ht = operand(p.ht);
   a.cu = operand(p.cu_seqlens);
+  a.indices = operand(p.slots.indices);
   a.head = p.head.kind;
   a.gamma = operand(p.head.gamma);
   a.slope = static_cast<float>(p.head.slope);
@@ -145,14 +146,6 @@ Status diag_forward(const DiagProblem& p, const DeviceInfo& d, Stream stream, st
 Status diag_forward(const DiagProblem& p, const DiagPlan& f, Stream stream, std::span<std::byte> workspace) {
   if (empty(p)) return {};
   return diag_run(diag_parameters(p, f), f, stream, workspace.data());
-}
-
-Status diag_step(const DiagProblem& p, const TensorView& state_indices, const DeviceInfo& /*d*/, Stream stream) {
-  if (empty(p)) return {};
-  const DiagPlan f = diag_token_plan(p);
-  DiagParams a = diag_parameters(p, f);
-  a.indices = operand(state_indices);
-  return diag_run(a, f, stream, nullptr);
 }
 
 }  // namespace fla::cuda

@@ -1,0 +1,50 @@
+// Device memory and times for tests and tools. The library itself allocates nothing and waits for nothing.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "fla/core/device.h"
+#include "fla/core/status.h"
+
+namespace fla::cuda {
+
+class Memory {
+ public:
+  Memory() = default;
+  virtual ~Memory() = default;
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  virtual void* data() const = 0;
+  virtual std::size_t size() const = 0;
+  // The first bytes; both wait until the device has done what it was asked for before, and report how that went.
+  virtual Status upload(const void* from, std::size_t bytes) = 0;
+  virtual Status download(void* to, std::size_t bytes) const = 0;
+};
+Result<std::unique_ptr<Memory>> allocate(std::size_t bytes, int device);
+
+// The time that the device takes from start to stop.
+class Timer {
+ public:
+  Timer() = default;
+  virtual ~Timer() = default;
+  Timer(const Timer&) = delete;
+  Timer& operator=(const Timer&) = delete;
+  virtual void start() = 0;
+  virtual void stop() = 0;
+  virtual Result<double> milliseconds() = 0;  // waits
+};
+std::unique_ptr<Timer> make_timer(Stream stream);
+
+// Waits for all that the device was asked to do.
+Status synchronize(int device);
+
+struct DeviceText {
+  std::string name, driver, runtime;
+  int devices = 0;
+  std::size_t memory_bytes = 0;
+};
+Result<DeviceText> device_text(int index);
+
+}  // namespace fla::cuda
