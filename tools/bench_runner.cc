@@ -1,6 +1,7 @@
 #include "tools/bench_runner.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <chrono>
 #include <cmath>
@@ -13,6 +14,8 @@
 #include "fla/registry/dynamic.h"
 #include "tools/bench_shapes.h"
 #include "tools/common/compare.h"
+#include "tools/common/gpu.h"
+#include "tools/common/placement.h"
 #include "tools/common/plugin_guard.h"
 #include "tools/loop/paired_stats.h"
 #include "tools/sizes.h"
@@ -104,9 +107,12 @@ struct Bound {
     for (const auto& a : spec.args)
       if (a.role == Role::Input || a.role == Role::Upstream)
         if (const TensorView& t = a.get(call.args()); t.present()) input_bytes += bytes_of(t);
+    flops = flops_of(call, sizes);
+  }
+  // On the device that the call will run on.
+  void ask(const Context& ctx) {
     workspace = check(call.workspace_bytes(ctx));
     route = check(call.explain(ctx));
-    flops = flops_of(call, sizes);
   }
 };
 
@@ -116,19 +122,30 @@ struct Prepared {
   Case c;
   Bound forward, backward;
   Buffer workspace;
+  std::unique_ptr<Placement> placement;  // on a GPU
   bool has_backward = false;
 
-  Prepared(const Context& ctx, const FunctionSpec& s, const Sizes& sizes, DType dtype, bool want_backward)
+  Prepared(const Context& ctx, const FunctionSpec& s, const Sizes& sizes, DType dtype, bool want_backward,
+           Device device)
       : spec(s), c(bench_case(s, sizes, dtype)) {
     if (want_backward) c = c.prepared();
     forward.bind(ctx, check(c.call()), sizes);
     has_backward = want_backward;
     if (want_backward) backward.bind(ctx, check(c.backward_call()), sizes);
-    workspace = Buffer::bytes(std::max(forward.workspace, backward.workspace));
+    if (device.type != DeviceType::Cpu) {
+      std::vector<DynamicCall*> calls = {&forward.call};
+      if (want_backward) calls.push_back(&backward.call);
+      placement = std::make_unique<Placement>(std::move(calls), device);
+      check(placement->place(ctx));
+    }
+    forward.ask(ctx);
+    if (want_backward) backward.ask(ctx);
+    if (!placement) workspace = Buffer::bytes(std::max(forward.workspace, backward.workspace));
   }
   Status run(const Context& ctx, bool with_backward) {
-    Status s = forward.call.run(ctx, workspace.span());
-    if (s && with_backward) s = backward.call.run(ctx, workspace.span());
+    const std::span<std::byte> memory = placement ? placement->workspace() : workspace.span();
+    Status s = forward.call.run(ctx, memory);
+    if (s && with_backward) s = backward.call.run(ctx, memory);
     return s;
   }
 };
@@ -183,14 +200,14 @@ void compare_outcomes(const FunctionSpec& spec, const Outcome& expected, const O
 }
 
 Agreement agree(const Context& ctx, const Context& reference, const FunctionSpec& spec, const Sizes& sizes, DType dtype,
-                bool backward) {
+                bool backward, Device device) {
   Agreement a;
   const Case c = bench_case(spec, cut_down(sizes), dtype).prepared();
   const Case wide = c.widen(DType::F64);
-  compare_outcomes(spec, wide.run(reference), c.run(ctx), dtype, a);
+  compare_outcomes(spec, wide.run(reference), c.run(ctx, {.device = device}), dtype, a);
   if (backward) {
     const FunctionSpec& b = Registry::global().find(spec.backward)->spec;
-    compare_outcomes(b, wide.run_backward(reference), c.run_backward(ctx), dtype, a);
+    compare_outcomes(b, wide.run_backward(reference), c.run_backward(ctx, {.device = device}), dtype, a);
   }
   return a;
 }
@@ -230,6 +247,7 @@ struct Timed {
   Prepared* prepared;
   bool with_backward;
   std::vector<double> ms;
+  std::vector<double> host_us{};
   double total = 0.0, last = 0.0;
   bool done() const { return !row->error.empty() || (ms.size() >= kLeastReps && total >= kWindowMs); }
 };
@@ -244,6 +262,62 @@ void repeat(const Context& ctx, Timed& t, bool count) {
   } else if (count) {
     t.ms.push_back(t.last);
     t.total += t.last;
+  }
+}
+
+// A GPU's: several calls are queued without waiting, each behind a write that takes longer than the call's launches and
+// replaces what the second-level cache holds, and timed by the device.
+class GpuBatch {
+ public:
+  explicit GpuBatch(int device) {
+    const DeviceInfo info = check(gpu::device_info(device));
+    flush_ = check(gpu::allocate(4 * info.l2_bytes, device));
+    for (auto& t : timers_) t = gpu::make_timer({});
+  }
+  void repeat(const Context& ctx, Timed& t, bool count) {
+    Status s;
+    std::array<double, kCalls> host{};
+    for (std::size_t i = 0; i < kCalls && s; ++i) {
+      s = flush_->clear({});
+      timers_[i]->start();
+      const auto t0 = Clock::now();
+      if (s) s = t.prepared->run(ctx, t.with_backward);
+      host[i] = since_ms(t0) * 1e3;
+      timers_[i]->stop();
+    }
+    for (std::size_t i = 0; i < kCalls && s; ++i) {
+      const Result<double> ms = timers_[i]->milliseconds();
+      s = ms.status();
+      if (!s) break;
+      t.last = *ms;
+      if (!count) continue;
+      t.ms.push_back(*ms);
+      t.host_us.push_back(host[i]);
+      t.total += *ms;
+    }
+    if (!s) t.row->error = s.message();
+  }
+
+ private:
+  static constexpr std::size_t kCalls = 8;
+  std::unique_ptr<cuda::Memory> flush_;
+  std::array<std::unique_ptr<cuda::Timer>, kCalls> timers_;
+};
+
+void measure_gpu(const Context& ctx, std::deque<Timed>& rows, Device device, Progress& progress,
+                 const std::string& where) {
+  GpuBatch batch(device.index);
+  for (Timed& t : rows) batch.repeat(ctx, t, false);
+  for (int round = 1;; ++round) {
+    std::size_t done = 0;
+    for (Timed& t : rows) {
+      if (t.done())
+        ++done;
+      else
+        batch.repeat(ctx, t, true);
+    }
+    progress.show(fmt::format("bench: {} round {}, {} of {} rows done", where, round, done, rows.size()));
+    if (done == rows.size()) return;
   }
 }
 
@@ -274,7 +348,12 @@ void measure(const Context& ctx, std::deque<Timed>& rows, Progress& progress, co
   }
 }
 
-void finish(Timed& t, const Roof& roof) {
+double floor_of(const BenchRun& run, double flops, double bytes) {
+  if (run.device == "cpu") return flops > 0 ? floor_ms(run.roof, flops, bytes) : 0.0;
+  return run.gpu.peak_gbytes > 0 ? bytes / run.gpu.peak_gbytes * 1e-6 : 0.0;
+}
+
+void finish(Timed& t, const BenchRun& run) {
   BenchRow& r = *t.row;
   const Prepared& p = *t.prepared;
   const Route& route = t.with_backward ? p.backward.route : p.forward.route;
@@ -292,7 +371,9 @@ void finish(Timed& t, const Roof& roof) {
     r.bytes += static_cast<double>(p.backward.input_bytes + p.backward.output_bytes);
     r.flops = p.forward.flops > 0 && p.backward.flops > 0 ? p.forward.flops + p.backward.flops : 0.0;
   }
-  if (r.flops > 0) r.floor = floor_ms(roof, r.flops, r.bytes);
+  r.floor = floor_of(run, r.flops, r.bytes);
+  std::sort(t.host_us.begin(), t.host_us.end());
+  if (!t.host_us.empty()) r.host_us = percentile(t.host_us, 0.5);
   if (t.ms.empty()) return;
   std::sort(t.ms.begin(), t.ms.end());
   r.n = t.ms.size();
@@ -312,7 +393,7 @@ void finish(Timed& t, const Roof& roof) {
   };
   r.error = wrong(p.forward);
   if (r.error.empty() && t.with_backward) r.error = wrong(p.backward);
-  if (r.error.empty() && !p.workspace.guards_intact()) r.error = "memory beside the workspace was written to";
+  if (r.error.empty() && !p.placement && !p.workspace.guards_intact()) r.error = "memory beside the workspace was written to";
 }
 
 // Whether the one backend that is allowed has a kernel for the function at all.
@@ -366,7 +447,7 @@ int BenchRun::exit_code() const {
 }
 
 void validate(const std::vector<const Entry*>& ops, const BenchOptions& o) {
-  require_cpu(o.call);
+  device_of(o.call);
   require_backend(Registry::global(), o.call.backend);
   if (!o.modes.empty()) parse_modes(o.modes);
   for (const NamedShape& s : bench_shapes(o.shapes, o.custom_shapes, o.varlen))
@@ -382,6 +463,9 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
 
   BenchRun run;
   run.dtype = o.call.dtype;
+  run.device = o.call.device;
+  const Device device = device_of(o.call);
+  if (device.type != DeviceType::Cpu) run.gpu = check(gpu::device_text(device.index));
   std::vector<Job> jobs;
   for (const Entry* e : ops)
     for (const NamedShape& s : shapes) {
@@ -421,8 +505,10 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
   run.machine = run.after = machine();
   if (run.rows.empty()) return run;
   Progress progress;
-  progress.show("bench: measuring the machine");
-  run.roof = measure_roof(ctx.pool());
+  if (device.type == DeviceType::Cpu) {
+    progress.show("bench: measuring the machine");
+    run.roof = measure_roof(ctx.pool());
+  }
 
   const double most = 0.8 * static_cast<double>(run.machine.available_bytes);
   const double together = std::min(most / 2, 4.0 * 1024 * 1024 * 1024);
@@ -449,8 +535,8 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
       }
       progress.show(fmt::format("bench: {} preparing {} {}", where, spec.name, job.shape->name));
       try {
-        const Agreement a = agree(ctx, reference, spec, job.sizes, dtype, job.backward);
-        prepared.push_back(std::make_unique<Prepared>(ctx, spec, job.sizes, dtype, job.backward));
+        const Agreement a = agree(ctx, reference, spec, job.sizes, dtype, job.backward, device);
+        prepared.push_back(std::make_unique<Prepared>(ctx, spec, job.sizes, dtype, job.backward, device));
         for (const std::size_t i : job.rows) {
           BenchRow& row = run.rows[i];
           row.err = a.err;
@@ -463,9 +549,20 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
         fail("out of memory");
       }
     }
-    measure(ctx, timed, progress, where);
+    if (device.type == DeviceType::Cpu) {
+      measure(ctx, timed, progress, where);
+    } else {
+      measure_gpu(ctx, timed, device, progress, where);
+      for (const auto& p : prepared) {
+        std::vector<std::string> faults;
+        const Status s = p->placement->fetch(faults);
+        for (Timed& t : timed)
+          if (t.prepared == p.get() && t.row->error.empty())
+            t.row->error = !s ? s.message() : faults.empty() ? "" : faults.front();
+      }
+    }
     for (Timed& t : timed) {
-      finish(t, run.roof);
+      finish(t, run);
       t.row->checked = t.row->error.empty();
     }
     begin = end;
@@ -486,6 +583,11 @@ Json machine_json(const BenchRun& b) {
           {"memory_bytes", b.machine.memory_bytes},
           {"mhz_before", b.machine.mhz > 0 ? Json(b.machine.mhz) : Json(nullptr)},
           {"mhz_after", b.after.mhz > 0 ? Json(b.after.mhz) : Json(nullptr)},
+          {"gpu", b.device == "cpu" ? Json(nullptr)
+                                    : Json{{"name", b.gpu.name},
+                                           {"driver", b.gpu.driver},
+                                           {"runtime", b.gpu.runtime},
+                                           {"peak_gbs", b.gpu.peak_gbytes}}},
           {"peak_gflops", b.roof.gflops},
           {"peak_gflops_thread", b.roof.gflops_thread},
           {"bandwidth_gbs", b.roof.memory_gbytes()},
@@ -518,7 +620,7 @@ Json to_json(const BenchRun& b) {
       if (!size(key).is_null()) row[key] = size(key);
     row["cu_seqlens"] = r.sizes.cu_seqlens.empty() ? Json(nullptr) : Json(r.sizes.cu_seqlens);
     row["dtype"] = b.dtype;
-    row["device"] = "cpu";
+    row["device"] = b.device;
     row["backend"] = r.backend.empty() ? Json(nullptr) : Json(r.backend);
     row["kernel"] = r.kernel.empty() ? Json(nullptr) : Json(r.kernel);
     row["threads"] = b.threads;
@@ -531,6 +633,7 @@ Json to_json(const BenchRun& b) {
     row["p80_ms"] = ms(r.p80);
     row["p90_ms"] = ms(r.p90);
     row["n"] = r.n;
+    row["host_us"] = r.host_us > 0 ? Json(r.host_us) : Json(nullptr);
     row["peak_bytes"] = r.peak_bytes;
     row["workspace_bytes"] = r.workspace_bytes;
     row["floor_ms"] = r.floor > 0 ? Json(r.floor) : Json(nullptr);
@@ -545,15 +648,19 @@ Json to_json(const BenchRun& b) {
 
 void print_bench(const BenchRun& b) {
   const BuildInfo& info = build_info();
-  print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu,
-        b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
+  if (b.device == "cpu")
+    print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu,
+          b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
+  else
+    print("{}, driver {}, runtime {}: {:.0f} GB/s at most; times are the device's, cache replaced before each call\n",
+          b.gpu.name, b.gpu.driver, b.gpu.runtime, b.gpu.peak_gbytes);
   print("fla {} ({}), {} {}, {} inputs\n", info.version, info.commit, info.compiler, info.build_type, b.dtype);
   std::string op;
   std::vector<std::vector<std::string>> rows;
   const auto flush = [&] {
     if (rows.empty()) return;
     print("\n{}\n", op);
-    print_table(rows, {3, 4, 5, 6, 7, 8, 9, 10, 11, 12});
+    print_table(rows, {3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13});
     rows.clear();
   };
   for (const BenchRow& r : b.rows) {
@@ -561,7 +668,7 @@ void print_bench(const BenchRun& b) {
       flush();
       op = r.op;
       rows.push_back({"  shape", "mode", "backend", "median ms", "p10", "p90", "n", "GFLOP/s", "of peak", "of roofline",
-                      "memory", "workspace", "R", ""});
+                      "memory", "workspace", "host us", "R", ""});
     }
     const double gflops = r.n > 0 ? r.flops / r.median * 1e-6 : 0.0;
     const bool model = r.flops > 0 && r.n > 0;
@@ -570,9 +677,10 @@ void print_bench(const BenchRun& b) {
     };
     rows.push_back({"  " + r.shape, r.mode, r.backend.empty() ? "-" : r.backend + "/" + r.kernel, ms(r.median),
                     ms(r.p10), ms(r.p90), std::to_string(r.n), model ? fmt::format("{:.1f}", gflops) : "-",
-                    model ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
-                    model ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-",
+                    model && b.roof.gflops > 0 ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
+                    r.floor > 0 && r.n > 0 ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-",
                     bytes_text(static_cast<double>(r.peak_bytes)), bytes_text(static_cast<double>(r.workspace_bytes)),
+                    r.host_us > 0 ? fmt::format("{:.1f}", r.host_us) : "-",
                     fmt::format("{:.1g}", r.err), r.error.empty() ? "" : "FAILED: " + r.error});
   }
   flush();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tools/command.h"
+#include "fla/kernels/cuda/memory.h"
 #include "tools/common/cases.h"
 #include "tools/common/machine.h"
 #include "tools/common/shapes.h"
@@ -35,6 +36,7 @@ struct BenchRow {
   std::size_t workspace_bytes = 0;
   double flops = 0.0, bytes = 0.0;  // useful operations (0: no model), tensors read and written once
   double floor = 0.0;               // ms; 0: no model
+  double host_us = 0.0;             // on a GPU: median time that a call keeps the CPU
 
   bool ok() const { return error.empty() && checked; }
 };
@@ -43,7 +45,8 @@ struct BenchRun {
   Machine machine, after;
   Roof roof;
   int threads = 0;
-  std::string dtype;
+  std::string dtype, device = "cpu";
+  cuda::DeviceText gpu;  // where the device is one
   std::vector<BenchRow> rows;
 
   int exit_code() const;

@@ -59,10 +59,10 @@ void print_failure(const CheckResult& c) {
 
 int run(const Options& o) {
   const Registry& r = Registry::global();
-  require_cpu(o.call);
+  const Device device = device_of(o.call);
   require_backend(r, o.call.backend);
   const Context ctx(context_options(o.call));
-  const CheckOptions options{.backend = o.call.backend, .function = o.function, .dtype = parse_dtype(o.call.dtype)};
+  const CheckOptions options{.backend = o.call.backend, .function = o.function, .dtype = parse_dtype(o.call.dtype), .device = device};
 
   std::vector<std::pair<std::string, std::string>> errors;  // file, message
   std::vector<std::filesystem::path> files;

@@ -14,6 +14,7 @@
 #include "CLI/CLI.hpp"
 #include "fla/core/text.h"
 #include "fla/core/threads.h"
+#include "tools/common/placement.h"
 #include "tools/loop/process.h"
 
 namespace fla::tools {
@@ -121,8 +122,11 @@ const char* option_name(DType t) {
   return "?";
 }
 
-void require_cpu(const CallOptions& o) {
-  if (o.device != "cpu") refuse("--device: this build has no CUDA: expected cpu, got '{}'", o.device);
+Device device_of(const CallOptions& o) {
+  const Device device = o.device == "cuda" ? kGpu : Device{};
+  if (const std::string problem = device_problem(device); !problem.empty())
+    refuse("--device: expected cpu, got '{}': {}", o.device, problem);
+  return device;
 }
 
 void require_backend(const Registry& r, const std::string& backend) {

@@ -99,7 +99,7 @@ void add_threads(CLI::App* app, CallOptions& o);
 
 DType parse_dtype(std::string_view name);  // of one that one_of has accepted
 const char* option_name(DType t);          // "f32"
-void require_cpu(const CallOptions& o);    // this build computes on the CPU
+Device device_of(const CallOptions& o);    // where to compute; refused where nothing can run there
 void require_backend(const Registry& r, const std::string& backend);
 // Library log records go to stderr.
 ContextOptions context_options(const CallOptions& o);

@@ -9,6 +9,7 @@
 #include "fla/registry/registry.h"
 #include "tools/command.h"
 #include "tools/common/frozen.h"
+#include "tools/common/gpu.h"
 #include "tools/common/machine.h"
 #include "tools/gate_runner.h"
 
@@ -26,6 +27,26 @@ int run(bool json) {
   for (const Registry::Entry* e : r.entries()) functions += e->spec.is_backward() ? 0U : 1U;
   const std::string gate = find_gate();
   const int threads = ThreadPool().size();
+  Json gpus = Json::array();
+  std::string gpu;
+  for (int i = 0;; ++i) {
+    const Result<cuda::DeviceText> text = gpu::device_text(i);
+    if (!text) {
+      if (i == 0) gpu = "none: " + text.status().message();
+      break;
+    }
+    const DeviceInfo d = check(gpu::device_info(i));
+    gpus.push_back({{"name", text->name},
+                    {"compute_capability", fmt::format("{}.{}", d.sm / 10, d.sm % 10)},
+                    {"multiprocessors", d.sm_count},
+                    {"memory_bytes", text->memory_bytes},
+                    {"driver", text->driver},
+                    {"runtime", text->runtime}});
+    gpu += fmt::format("{}{} (compute capability {}.{}, {} multiprocessors, {}), driver {}, runtime {}",
+                       i == 0 ? "" : "; ", text->name, d.sm / 10, d.sm % 10, d.sm_count,
+                       bytes_text(static_cast<double>(text->memory_bytes)), text->driver, text->runtime);
+    if (i + 1 >= text->devices) break;
+  }
   if (json) {
     print_json({{"version", b.version},
                 {"commit", b.commit},
@@ -39,7 +60,9 @@ int run(bool json) {
                 {"memory_bytes", m.memory_bytes},
                 {"available_bytes", m.available_bytes},
                 {"system", m.system},
-                {"gpu", nullptr},
+                {"gpu", gpus.empty() ? Json(nullptr) : gpus},
+                {"cuda", b.cuda},
+                {"gpu_problem", gpus.empty() ? Json(gpu) : Json(nullptr)},
                 {"functions", functions},
                 {"gate", gate.empty() ? Json(nullptr) : Json(gate)},
                 {"frozen_hash", frozen_hash()},
@@ -58,7 +81,8 @@ int run(bool json) {
                  {"memory", fmt::format("{}, {} available", bytes_text(static_cast<double>(m.memory_bytes)),
                                         bytes_text(static_cast<double>(m.available_bytes)))},
                  {"system", m.system},
-                 {"gpu", "none (CPU build)"},
+                 {"gpu", gpu},
+                 {"cuda code", *b.cuda == '\0' ? "none" : std::string("for ") + b.cuda},
                  {"operators", fmt::format("{} functions in {} families", functions, r.operations().size())},
                  {"gate", gate.empty() ? "not found beside the program" : gate},
                  {"frozen files", fmt::format("{}, {} files", frozen_hash(), frozen_files().size())},

@@ -65,6 +65,7 @@ Json to_json(const Route& r) {
           {"by_default", r.by_default},
           {"dispatch_disabled", r.dispatch_disabled},
           {"workspace_bytes", r.workspace_bytes},
+          {"plan", r.plan.empty() ? Json(nullptr) : Json(r.plan)},
           {"steps", std::move(steps)}};
 }
 
@@ -74,6 +75,7 @@ void print_route(const Route& r) {
                          : fmt::format("{}, kernel {}, workspace {}{}", r.chosen, r.kernel,
                                        bytes_text(static_cast<double>(r.workspace_bytes)),
                                        r.by_default ? " (by default: no other backend took it)" : ""));
+  if (!r.plan.empty()) print("  plan: {}\n", r.plan);
   if (r.dispatch_disabled) print("  FLA_DISABLE_BACKEND_DISPATCH is 1: the reference serves every call\n");
   std::vector<std::vector<std::string>> rows;
   for (const auto& s : r.steps)

@@ -36,27 +36,32 @@ Command add_gate(CLI::App& root) {
     std::vector<std::string> ops;
     std::string subset, base;
     PluginOptions plugin;
+    CallOptions call;
     bool changed = false, json = false;
   };
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(root, "gate", "Run the frozen correctness tests of operators",
                               "  fla gate chunk_gla\n  fla gate gla hgrn -k backward\n  fla gate all --json\n"
-                              "  fla gate --changed --base main\n  fla gate chunk_gla --plugin ./mine.so");
+                              "  fla gate --changed --base main\n  fla gate gla --device cuda\n  fla gate chunk_gla --plugin ./mine.so");
   app->add_option("OP", o->ops, "operators, families or 'all'");
   app->add_flag("--changed", o->changed, "every family that files changed since HEAD (or --base) reach");
   app->add_option("--base", o->base, "with --changed: files that differ from this commit");
   app->add_option("-k", o->subset, "only tests whose full name contains SUBSET, or matches it when it has * or ?")
       ->check(not_empty("part of a test's name"));
+  add_device(app, o->call);
   add_plugin(app, o->plugin);
   add_json(app, o->json);
   const auto run = [o](const std::string& plugin) {
     if (o->changed == !o->ops.empty())
       refuse("gate: expected operators or --changed, got {}", o->changed ? "both" : "neither");
     if (!o->base.empty() && !o->changed) refuse("--base: of use with --changed alone");
+    device_of(o->call);
+    if (o->call.device != "cpu" && !o->plugin.path.empty())
+      refuse("--device: expected cpu with --plugin, which judges a plug-in of the CPU, got '{}'", o->call.device);
     const std::vector<std::string> names = o->changed ? changed_families(o->base) : o->ops;
     const auto ops = keep_served(select_operators(Registry::global(), names), o->plugin, plugin);
     const bool everything = std::find(names.begin(), names.end(), "all") != names.end();
-    const GateResult g = run_gate(ops, everything, o->subset, o->plugin);
+    const GateResult g = run_gate(ops, everything, o->subset, o->plugin, o->call.device);
     print_gate(g, o->json ? stderr : stdout);
     if (o->json) print_json(to_json(g));
     return g.exit_code();

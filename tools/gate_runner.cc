@@ -258,8 +258,8 @@ void take_report(Child& c) {
     for (const auto& t : suite.value("testsuite", Json::array())) {
       const std::string name = suite.value("name", "") + "." + t.value("name", "");
       if (t.value("status", "") != "RUN") continue;
-      c.accepted += std::atoi(t.value("plugin_accepted", "0").c_str());
-      c.refused += std::atoi(t.value("plugin_refused", "0").c_str());
+      c.accepted += std::atoi(t.value("calls_taken", "0").c_str());
+      c.refused += std::atoi(t.value("calls_refused", "0").c_str());
       if (t.contains("failures")) {
         std::string text;
         for (const auto& f : t["failures"]) text += f.value("failure", "") + "\n";
@@ -308,14 +308,16 @@ std::string find_gate() {
 }
 
 GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset,
-                    const PluginOptions& plugin) {
+                    const PluginOptions& plugin, const std::string& device) {
   const auto t0 = std::chrono::steady_clock::now();
   GateResult g;
   g.subset = subset;
   g.hash = frozen_hash();
   g.plugin = plugin.path;
-  std::vector<std::string> with_plugin;
-  if (!plugin.path.empty()) with_plugin.push_back("--plugin=" + fs::absolute(plugin.path).string());
+  g.device = device;
+  std::vector<std::string> judged;  // what narrows the gate to one backend
+  if (!plugin.path.empty()) judged.push_back("--plugin=" + fs::absolute(plugin.path).string());
+  if (device != "cpu") judged.push_back("--device=" + device);
   const std::string program = find_gate();
   if (program.empty())
     refuse("gate: fla_gate was not found beside the program nor in ../libexec/fla; build it with `make build`");
@@ -333,7 +335,7 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     families.insert(e->spec.operation);
   }
   std::vector<std::string> tests;
-  for (const std::string& test : list_tests(program, with_plugin)) {
+  for (const std::string& test : list_tests(program, judged)) {
     if (test.find("DISABLED_") != std::string::npos || !in_subset(test, subset)) continue;
     if (!everything) {
       const std::vector<std::string> about = subjects_of(r, test);
@@ -360,12 +362,13 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     std::ofstream(flags) << "--gtest_filter=" << join(mine, ":") << "\n";
     std::vector<std::string> arguments = {"--gtest_flagfile=" + flags.string(),
                                           "--gtest_output=json:" + report.string(), "--gtest_color=no"};
+    arguments.insert(arguments.end(), judged.begin(), judged.end());
     PluginTrace* trace = nullptr;
     if (!plugin.path.empty()) {
       const std::string file = (temp.path / fmt::format("{}.trace", i)).string();
       trace = map_trace(file);
       if (trace == nullptr) throw Stop(kFailed, "gate: cannot map " + file + ": " + std::strerror(errno));
-      arguments.insert(arguments.end(), {with_plugin.front(), "--plugin-trace=" + file});
+      arguments.push_back("--plugin-trace=" + file);
     }
     children.push_back(start(program, arguments));
     children.back().trace = trace;
@@ -424,6 +427,9 @@ Json to_json(const GateResult& g) {
           {"seconds", g.seconds},
           {"hash", g.hash},
           {"failures", std::move(failures)},
+          {"device", g.device},
+          {"calls", g.plugin.empty() && g.device == "cpu" ? Json(nullptr)
+                                                          : Json{{"taken", g.accepted}, {"refused", g.refused}}},
           {"plugin", g.plugin.empty() ? Json(nullptr)
                                       : Json{{"path", g.plugin}, {"accepted", g.accepted}, {"refused", g.refused}}}};
 }
@@ -445,6 +451,7 @@ void print_gate(const GateResult& g, std::FILE* to) {
     rest += "; all were skipped: not green";
   else if (!g.subset.empty())
     rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
+  if (g.device != "cpu") print(to, "{}: {} calls taken, {} refused\n", g.device, g.accepted, g.refused);
   if (!g.plugin.empty()) print(to, "plug-in {}: {} calls taken, {} refused\n", g.plugin, g.accepted, g.refused);
   print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped, rest,
         g.seconds, g.hash);

@@ -20,7 +20,8 @@ struct GateResult {
   std::string hash;  // of the frozen files
   std::vector<Failure> failures;
   std::string plugin;             // its path; empty: none
-  int accepted = 0, refused = 0;  // calls that the plug-in took, and did not take, in tests that have ended
+  std::string device = "cpu";
+  int accepted = 0, refused = 0;  // calls that the one backend judged took, and did not take, in tests that have ended
 
   int exit_code() const { return failed > 0 || not_run > 0 ? kFailed : passed > 0 ? kGood : kNothing; }
 };
@@ -29,9 +30,9 @@ struct GateResult {
 std::string find_gate();
 // `everything`: tests that name no operator too. `subset`: only tests whose full name contains it (or, with '*' or '?',
 // matches it).
-// With a plug-in: only the tests that judge a backend, and the plug-in is the backend that they judge.
+// With a plug-in, or on another device than the CPU: only the tests that judge a backend, and that one is judged.
 GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset,
-                    const PluginOptions& plugin = {});
+                    const PluginOptions& plugin = {}, const std::string& device = "cpu");
 
 Json to_json(const GateResult& g);  // "passed", "failed", "skipped", "hash" and more
 // Failures and the summary line.

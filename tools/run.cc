@@ -16,6 +16,7 @@
 #include "fla/registry/dynamic.h"
 #include "tools/command.h"
 #include "tools/common/buffer.h"
+#include "tools/common/placement.h"
 #include "tools/common/safetensors.h"
 #include "tools/plugin.h"
 
@@ -55,21 +56,27 @@ bool ignored(std::string_view name) {
 
 using Results = std::vector<std::pair<std::string, Buffer>>;
 
-LastRoute compute(const Context& ctx, DynamicCall& call, Results& results) {
+LastRoute compute(const Context& ctx, DynamicCall& call, Device device, Results& results) {
   for (const auto& out : check(call.outputs(ctx))) {
     results.emplace_back(out.name, Buffer(out.dtype, out.shape));
     if (out.contents) assign(results.back().second.view(), values(out.contents));
     check(call.bind(out.name, results.back().second.view()));
   }
-  check(call.run(ctx));
-  return last_route();
+  if (device.type == DeviceType::Cpu) {
+    check(call.run(ctx));
+    return last_route();
+  }
+  const Executed x = execute(ctx, call, device);
+  check(x.status);
+  if (!x.faults.empty()) throw Stop(kFailed, x.faults.front());
+  return x.route;
 }
 
 int run(const Options& o) {
   const Registry& r = Registry::global();
   const std::string in = printable(o.in), out = printable(o.out);
   const FunctionSpec& spec = find_operator(r, o.op).spec;
-  require_cpu(o.call);
+  const Device device = device_of(o.call);
   require_backend(r, o.call.backend);
   if (o.backward && spec.backward.empty()) refuse("--backward: {} has none", spec.name);
 
@@ -113,9 +120,9 @@ int run(const Options& o) {
 
   Results results;
   const auto t0 = std::chrono::steady_clock::now();
-  const LastRoute forward_route = compute(ctx, call, results);
+  const LastRoute forward_route = compute(ctx, call, device, results);
   LastRoute backward_route;
-  if (o.backward) backward_route = compute(ctx, backward, results);
+  if (o.backward) backward_route = compute(ctx, backward, device, results);
   const double ms = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - t0).count();
 
   std::vector<std::pair<std::string, TensorView>> tensors;

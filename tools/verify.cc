@@ -84,6 +84,9 @@ int run(const Options& o) {
   const auto ops = keep_served(select_operators(Registry::global(), {o.op}), o.plugin, o.bench.call.backend);
   validate(ops, o.bench);
   std::optional<BaseSetup> setup;
+  if (o.bench.call.device != "cpu" && (!o.base.empty() || o.profile || !o.plugin.path.empty()))
+    refuse("--device: expected cpu with --base, --profile or --plugin, which are for the CPU, got '{}'",
+           o.bench.call.device);
   if (!o.base.empty() && !o.plugin.path.empty())
     refuse("--base: a plug-in has no earlier build to compare with; give --plugin or --base");
   if (!o.base.empty()) {
@@ -98,7 +101,7 @@ int run(const Options& o) {
     print(stderr, "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n",
           o.op);
   } else {
-    gate = run_gate(ops, o.op == "all", o.subset, o.plugin);
+    gate = run_gate(ops, o.op == "all", o.subset, o.plugin, o.bench.call.device);
     print_gate(*gate, o.json ? stderr : stdout);
     if (setup) throw_if_interrupted();
   }

@@ -19,8 +19,8 @@ struct Topic {
   enum class Judges : std::uint8_t { Function, Backends, Plugin } judges;
 };
 
-// The backend of the plug-in that is judged; empty: the library's own are.
-std::string& plugin() {
+// The one backend that is judged; empty: those of the CPU are.
+std::string& judged() {
   static std::string name;
   return name;
 }
@@ -43,10 +43,10 @@ class FunctionCase : public ::testing::Test {
   void TestBody() override {
     accepted_calls = refused_calls = 0;
     test_(entry_);
-    if (plugin().empty()) return;
-    RecordProperty("plugin_accepted", accepted_calls);
-    RecordProperty("plugin_refused", refused_calls);
-    if (accepted_calls == 0 && !HasFailure()) GTEST_SKIP() << "the plug-in took none of this test's calls";
+    if (judged().empty()) return;
+    RecordProperty("calls_taken", accepted_calls);
+    RecordProperty("calls_refused", refused_calls);
+    if (accepted_calls == 0 && !HasFailure()) GTEST_SKIP() << judged() << " took none of this test's calls";
   }
 
  private:
@@ -80,15 +80,15 @@ bool for_every_plugin(const char* topic, FunctionTest test) {
   return true;
 }
 
-void judge_plugin(const std::string& backend) { plugin() = backend; }
+void judge(const std::string& backend) { judged() = backend; }
 
 void register_function_tests() {
   for (const Registry::Entry* e : Registry::global().entries()) {
     if (e->spec.is_backward()) continue;
-    const bool served = has_kernel(e, plugin()) || has_kernel(Registry::global().find(e->spec.backward), plugin());
-    if (!plugin().empty() && !served) continue;
+    const bool served = has_kernel(e, judged()) || has_kernel(Registry::global().find(e->spec.backward), judged());
+    if (!judged().empty() && !served) continue;
     for (const Topic& t : topics()) {
-      if (t.judges == (plugin().empty() ? Topic::Judges::Plugin : Topic::Judges::Function)) continue;
+      if (t.judges == (judged().empty() ? Topic::Judges::Plugin : Topic::Judges::Function)) continue;
       if (t.applies != nullptr && !t.applies(e->spec)) continue;
       ::testing::RegisterTest(camel(e->spec.operation).c_str(), (e->spec.name + "/" + t.name).c_str(), nullptr, nullptr,
                               __FILE__, __LINE__,
@@ -119,7 +119,7 @@ const Context& context(const std::string& backend, int threads) {
 }
 
 std::vector<std::string> backends(const Registry::Entry& e) {
-  if (!plugin().empty()) return {plugin()};
+  if (!judged().empty()) return {judged()};
   std::vector<std::string> names;
   for (const auto& c : e.candidates)
     if (c.kernel != nullptr && c.backend->device == DeviceType::Cpu) names.push_back(c.backend->name);
@@ -239,10 +239,10 @@ tools::Limits limits(const Case& c, const std::string& tensor) {
   return l;
 }
 
-bool refused(const Status& s) { return !plugin().empty() && s.code() == Code::Unsupported; }
+bool refused(const Status& s) { return !judged().empty() && s.code() == Code::Unsupported; }
 
 bool count_call(bool taken) {
-  if (plugin().empty()) return false;
+  if (judged().empty()) return false;
   ++(taken ? accepted_calls : refused_calls);
   return !taken;
 }
@@ -252,7 +252,7 @@ void expect_ok(const Outcome& o, const std::string& what) {
     count_call(false);
     return;
   }
-  if (o.backend == plugin()) count_call(true);
+  if (o.backend == judged()) count_call(true);
   EXPECT_TRUE(o.ok()) << what << "\n  " << o.problem();
 }
 

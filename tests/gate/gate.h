@@ -36,15 +36,15 @@ bool for_every_backend(const char* topic, FunctionTest test, bool (*applies)(con
 // For a plug-in alone: the built-in backends' cases may be too few of those that it takes.
 bool for_every_plugin(const char* topic, FunctionTest test);
 void register_function_tests();  // called by main
-// From now on this backend, of a plug-in, is the only one to be judged, and only tests that judge backends are
-// registered. It may refuse calls: they are counted, and a test in which it takes none is skipped.
-void judge_plugin(const std::string& backend);
+// From now on this backend, of a plug-in or on a GPU, is the only one to be judged, and only tests that judge backends
+// are registered. It may refuse calls: they are counted, and a test in which it takes none is skipped.
+void judge(const std::string& backend);
 std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
 
 // Strict contexts with poisoned workspaces, made once per (backend, threads).
 const Context& context(const std::string& backend, int threads = 2);
 inline const Context& reference() { return context(kReference); }
-// The CPU backends that serve a function, without the reference; or the plug-in alone. Not empty: a function without
+// The CPU backends that serve a function, without the reference; or the one that is judged alone. Not empty: a function without
 // one fails its tests.
 std::vector<std::string> backends(const Registry::Entry& e);
 
@@ -86,10 +86,10 @@ void common(Outcome& a, Outcome& b);
 void expect_equal_families(const Case& a, const Case& b, const std::map<std::string, std::string>& ignore = {});
 // [B, T, H] as [B, T, H, K]: each key channel has the head's gate.
 Buffer per_channel(const TensorView& g, std::int64_t K);
-// Whether a plug-in refused the call; never true of the library's own backends.
+// Whether the one backend that is judged refused the call; never true of the CPU's own ones.
 bool refused(const Status& s);
 inline bool refused(const Outcome& o) { return refused(o.status); }
-// Counts a call that no expect_ function has seen. True where a plug-in did not take it, and there is nothing to judge.
+// Counts a call that no expect_ function has seen. True where the judged backend did not take it, and nothing is to judge.
 bool count_call(bool taken);
 
 // The largest R and block R that expect_agrees has seen, by backend and type: printed at the end of a run.

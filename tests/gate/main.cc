@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "tests/gate/gate.h"
+#include "tools/common/placement.h"
 #include "tools/common/plugin_guard.h"
 
 int gate_child(std::string_view name);  // dispatch_test.cc: what a re-executed child does
@@ -21,6 +22,13 @@ int main(int argc, char** argv) {
     const std::string_view arg = argv[i];
     if (arg.starts_with("--child=")) return gate_child(arg.substr(8));
     if (arg.starts_with("--plugin=")) plugin = arg.substr(9);
+    if (arg == "--device=cuda") {
+      if (const std::string problem = fla::tools::device_problem(fla::tools::kGpu); !problem.empty()) {
+        std::fprintf(stderr, "gate: --device=cuda: %s\n", problem.c_str());
+        return 2;
+      }
+      fla::gate::judge("cuda");
+    }
     if (arg.starts_with("--plugin-trace=")) trace = fla::tools::map_trace(std::string(arg.substr(15)));
   }
   if (!plugin.empty()) {
@@ -31,7 +39,7 @@ int main(int argc, char** argv) {
       std::fprintf(stderr, "gate: %s\n", loaded.status().message().c_str());
       return 2;
     }
-    fla::gate::judge_plugin(loaded->name);
+    fla::gate::judge(loaded->name);
   }
   ::testing::InitGoogleTest(&argc, argv);
   fla::gate::register_function_tests();

@@ -358,7 +358,7 @@ TEST_F(Cli, RunRefusesAndWritesNothing) {
       {{"run", "chunk_gla", "--in", path("broken.safetensors"), "--out", path("o")}, "broken.safetensors"},
       {{"run", "chunk_gla", "--in", good, "--out", path("no/such/folder/o")}, "--out"},
       {{"run", "chunk_gla", "--in", good, "--out", "/dev/null"}, "--out"},
-      {{"run", "chunk_gla", "--in", good, "--out", path("o"), "--device", "cuda"}, "this build has no CUDA"},
+      {{"run", "chunk_gla", "--in", good, "--out", path("o"), "--device", "cuda"}, "--device: expected cpu, got 'cuda': "},
       {{"run", "chunk_gla", "--in", good, "--out", path("o"), "--backend", "fast"}, "'fast'"},
       {{"run", "chunk_gla", "--in", good, "--out", path("o"), "--set", "scale=wide"}, "scale: expected a number"},
       {{"run", "chunk_linear_attn", "--in", good, "--out", path("o")}, "g: unknown argument"},

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "fla/registry/registry.h"
+#include "tools/common/placement.h"
 
 namespace fla::tools {
 
@@ -618,25 +619,16 @@ Outcome Case::execute(const Context& ctx, DynamicCall& call, const RunOptions& o
   for (const auto& [name, t] : inputs_)
     if (t.buffer) before.emplace(t.buffer.get(), std::pair{name, t.buffer->checksum()});
 
-  const Result<std::size_t> need = call.workspace_bytes(ctx);
-  if (!need) {
-    out.status = need.status();
-    return out;
-  }
-  out.workspace_bytes = *need;
-  const Buffer workspace = Buffer::bytes(*need, o.workspace_offset);
-  out.status = call.run(ctx, workspace.span());
-  if (out.status.ok()) {
-    const LastRoute r = last_route();
-    out.backend = r.backend;
-    out.kernel = r.kernel;
-  }
+  Executed x = tools::execute(ctx, call, o.device.value_or(device_of(ctx)), o.workspace_offset);
+  out.status = std::move(x.status);
+  out.workspace_bytes = x.workspace_bytes;
+  out.backend = x.route.backend;
+  out.kernel = x.route.kernel;
   for (const auto& [name, b] : out.tensors)
     if (!b.guards_intact()) out.faults.push_back(name + ": written outside the tensor");
-  if (!workspace.guards_intact())
-    out.faults.emplace_back("workspace: written outside its " + std::to_string(*need) + " bytes");
-  for (const auto& [buffer, x] : before)
-    if (buffer->checksum() != x.second) out.faults.push_back(x.first + ": an input was written to");
+  std::move(x.faults.begin(), x.faults.end(), std::back_inserter(out.faults));
+  for (const auto& [buffer, was] : before)
+    if (buffer->checksum() != was.second) out.faults.push_back(was.first + ": an input was written to");
   return out;
 }
 

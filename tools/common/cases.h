@@ -58,6 +58,7 @@ struct RunOptions {
   std::size_t workspace_offset = 0;  // bytes past a 64-byte boundary
   std::vector<std::string> only;     // these outputs alone ("out.o"); empty: all
   bool state_in_place = false;       // out.final_state, or the pool, is written into the input's own memory
+  std::optional<Device> device{};    // empty: where the one backend that the context allows computes
 };
 
 // What one run produced, by the names of recorded cases: "out.o", "out.final_state", "grad.q".

@@ -15,6 +15,7 @@
 #include "tools/common/buffer.h"
 #include "tools/common/compare.h"
 #include "tools/common/json_strict.h"
+#include "tools/common/placement.h"
 #include "tools/common/safetensors.h"
 
 namespace fla::tools {
@@ -284,16 +285,12 @@ class Runner {
       if (Status s = call.bind(o.name, b.view()); !s) return s;
       made.emplace(o.name, std::move(b));
     }
-    const Result<std::size_t> need = call.workspace_bytes(ctx_);
-    if (!need) return need.status();
-    const Buffer workspace = Buffer::bytes(*need);
-    if (Status s = call.run(ctx_, workspace.span()); !s) return s;
-    backend = last_route().backend;
+    const Executed x = tools::execute(ctx_, call, options_.device);
+    if (!x.status) return x.status;
+    backend = x.route.backend;
     for (const auto& [name, b] : made)
       if (!b.guards_intact()) return {Code::Internal, name + ": written outside the tensor"};
-    if (!workspace.guards_intact())
-      return {Code::Internal, "workspace: written outside its " + std::to_string(*need) + " bytes"};
-    return {};
+    return x.faults.empty() ? Status() : Status(Code::Internal, x.faults.front());
   }
 
   bool forward() {

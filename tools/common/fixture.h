@@ -10,6 +10,7 @@
 #include "fla/core/context.h"
 #include "fla/core/dtype.h"
 #include "fla/core/status.h"
+#include "fla/core/tensor.h"
 
 namespace fla::tools {
 
@@ -44,6 +45,7 @@ struct CheckOptions {
   std::string backend;       // only this one may serve; empty: ctx decides
   std::string function;      // only this one of the file's functions; empty: all
   DType dtype = DType::F32;  // F32, BF16 or F16
+  Device device;
 };
 
 // One result per function the file names (none when `function` names another). A file that cannot be read, or that has

@@ -775,6 +775,11 @@ class EmulatedMemory final : public Memory {
     buffer_.download(to, bytes);
     return {};
   }
+  Status clear(Stream /*stream*/) override {
+    const std::vector<std::byte> zeros(buffer_.size());
+    buffer_.upload(zeros.data());
+    return {};
+  }
 
  private:
   emulator::DeviceBuffer buffer_;
@@ -804,7 +809,7 @@ Status synchronize(int /*device*/) { return {}; }
 Result<DeviceText> device_text(int index) {
   const Result<DeviceInfo> info = device_info(index);
   if (!info) return info.status();
-  return DeviceText{"emulator on the CPU", "none", "none", 1, 0};
+  return DeviceText{"emulator on the CPU", "none", "none", 1, 0, 0.0};
 }
 
 }  // namespace fla::cuda

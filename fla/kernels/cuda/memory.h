@@ -21,6 +21,7 @@ class Memory {
   // The first bytes; both wait until the device has done what it was asked for before, and report how that went.
   virtual Status upload(const void* from, std::size_t bytes) = 0;
   virtual Status download(void* to, std::size_t bytes) const = 0;
+  virtual Status clear(Stream stream) = 0;  // to zeros, in the order of the stream
 };
 Result<std::unique_ptr<Memory>> allocate(std::size_t bytes, int device);
 
@@ -44,6 +45,7 @@ struct DeviceText {
   std::string name, driver, runtime;
   int devices = 0;
   std::size_t memory_bytes = 0;
+  double peak_gbytes = 0.0;  // of its memory, a second; 0: not known
 };
 Result<DeviceText> device_text(int index);
 
