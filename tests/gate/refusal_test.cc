@@ -150,28 +150,6 @@ void Types(const Registry::Entry& e) {
     elsewhere.device = {DeviceType::Cuda, 0};
     if (name != first) expect_refused(c, set(name, elsewhere), {arg_text(name)}, "another device");
   }
-  // All on a device that no backend of this build serves.
-  const Context& ctx = context("");
-  Case all = c;
-  for (const auto& name : c.input_names()) {
-    TensorView t = c.input(name);
-    t.device = {DeviceType::Cuda, 0};
-    all = all.with_view(name, t);
-  }
-  Result<DynamicCall> call = all.call();
-  ASSERT_TRUE(call.ok());
-  const auto outputs = call->outputs(ctx);
-  ASSERT_TRUE(outputs.ok()) << outputs.status().message();
-  std::vector<Buffer> bound;
-  for (const auto& o : *outputs) {
-    bound.emplace_back(o.dtype, o.shape);
-    TensorView t = bound.back().view();
-    t.device = {DeviceType::Cuda, 0};
-    ASSERT_TRUE(call->bind(o.name, t).ok());
-  }
-  const Status s = call->run(ctx);
-  EXPECT_EQ(s.code(), Code::Unsupported) << s.message();
-  EXPECT_NE(s.message().find("cpu"), std::string::npos) << s.message();
 }
 
 void Names(const Registry::Entry& e) {

@@ -16,7 +16,7 @@ constexpr std::size_t kGuard = 1024;           // between what lies side by side
 constexpr std::size_t kWorkspaceGuard = 8192;  // after a workspace, where a wrong size is off by whole tiles
 constexpr std::byte kGuardBytes[2] = {std::byte{0xf5}, std::byte{0x7f}};  // a NaN in every float type, unlike the poison
 constexpr std::byte kPoison{0xff};
-constexpr std::size_t kMost = std::size_t{64} << 30;
+constexpr std::size_t kMost = std::size_t{4} << 30;  // of what one tensor reaches
 
 // Kept from call to call: an allocation takes longer than most calls.
 std::unique_ptr<cuda::Memory>& kept_memory() {
@@ -121,7 +121,7 @@ Status Placement::place(const Context& ctx, std::size_t workspace_offset) {
   std::size_t at = kGuard;
   for (Region& r : regions_) {
     const auto bytes = static_cast<std::size_t>(r.end - r.begin);
-    if (bytes > kMost - at)
+    if (bytes > kMost)
       return {Code::Unsupported, r.names + ": reaches over " + std::to_string(bytes) + " bytes, too many to copy"};
     r.offset = up(at) + reinterpret_cast<std::uintptr_t>(r.begin) % kAlign;  // as aligned as on the host
     at = r.offset + bytes + kGuard;

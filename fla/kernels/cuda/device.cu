@@ -67,7 +67,7 @@ OnDevice::OnDevice(int index) {
     e = cudaSetDevice(index);
     if (e == cudaSuccess) before_ = current;
   }
-  if (e != cudaSuccess) status_ = launch_error("device", e);
+  if (e != cudaSuccess) static_cast<void>(status_ = launch_error("device", e));  // nvcc takes the result for a value
 }
 
 OnDevice::~OnDevice() {
@@ -126,7 +126,7 @@ class CudaTimer final : public Timer {
 
  private:
   void note(cudaError_t e) {
-    if (e != cudaSuccess && status_.ok()) status_ = launch_error("timer", e);
+    if (e != cudaSuccess && status_.ok()) static_cast<void>(status_ = launch_error("timer", e));
   }
   cudaStream_t stream_;
   cudaEvent_t events_[2] = {};

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "fla/core/device.h"
 #include "fla/kernels/cuda/launch.h"
@@ -25,7 +26,7 @@ inline Backend cuda_backend() {
   return b;
 }
 
-// One direction of an engine. All are pure functions of shapes, types, strides and flags but launch, which queues its
+// One direction of an engine, on its problem or on a function's own args. All are pure functions of shapes, types, strides and flags but launch, which queues its
 // kernels on the stream and returns.
 template <typename P>
 struct CudaPass {
@@ -43,6 +44,15 @@ struct CudaEngine {
 namespace detail {
 
 template <typename P, typename A>
+decltype(auto) cuda_problem(const A& a) {
+  if constexpr (std::is_same_v<P, A>) {
+    return (a);
+  } else {
+    return to_problem(a);
+  }
+}
+
+template <typename P, typename A>
 Kernel<A> cuda_kernel(FunctionId<A> function, const char* name, const CudaPass<P>& pass) {
   return {.function = function,
           .backend = kCuda,
@@ -51,25 +61,25 @@ Kernel<A> cuda_kernel(FunctionId<A> function, const char* name, const CudaPass<P
               [pass](const A& a, const CallInfo& c) {
                 const Result<DeviceInfo> d = cuda::device_info(c.device.index);
                 if (!d) return reject(d.status().message());
-                std::string reason = pass.refusal(to_problem(a), *d);
+                std::string reason = pass.refusal(cuda_problem<P>(a), *d);
                 return reason.empty() ? accept() : reject(std::move(reason));
               },
           .workspace =
               [pass](const A& a, const CallInfo& c) {
                 const Result<DeviceInfo> d = cuda::device_info(c.device.index);
-                return d ? pass.workspace(to_problem(a), *d) : std::size_t{0};
+                return d ? pass.workspace(cuda_problem<P>(a), *d) : std::size_t{0};
               },
           .launch =
               [pass](const A& a, const CallInfo& c, std::span<std::byte> ws) {
                 const Result<DeviceInfo> d = cuda::device_info(c.device.index);
                 if (!d) return d.status();
                 const cuda::OnDevice here(c.device.index);
-                return here.status() ? pass.launch(to_problem(a), *d, c.stream, ws) : here.status();
+                return here.status() ? pass.launch(cuda_problem<P>(a), *d, c.stream, ws) : here.status();
               },
           .plan =
               [pass](const A& a, const CallInfo& c) {
                 const Result<DeviceInfo> d = cuda::device_info(c.device.index);
-                return d ? pass.plan(to_problem(a), *d) : std::string();
+                return d ? pass.plan(cuda_problem<P>(a), *d) : std::string();
               }};
 }
 

@@ -395,6 +395,16 @@ FLA_DEVICE void sum_at_boundary(const DiagParams& p, const DiagTask& a, std::int
 // Writes o^T (16 values from j0 on x 8 tokens from t on) as o.
 template <typename T>
 FLA_DEVICE void store_output(const DiagParams& p, const DiagTask& a, std::int64_t t, int j0, const FragC& o) {
+  if (p.o.type == DType::F32) {
+    FLA_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const std::int64_t at = t + frag_col(e);
+      const int j = j0 + frag_row(e);
+      if (at < 0 || at >= a.to || j >= p.V) continue;
+      p.o.at.at<float>(a.row, a.token(p, at), a.h)[j * p.o.at.stride[3]] = o.x[e];
+    }
+    return;
+  }
   const std::uint32_t word[2] = {transpose_8x8(pack2<T>(o.x[0], o.x[1])), transpose_8x8(pack2<T>(o.x[2], o.x[3]))};
   t += lane_id() / 4;
   if (t < 0 || t >= a.to) return;
@@ -444,8 +454,9 @@ class Arena {
 
 inline bool empty(const DiagProblem& p) { return p.N == 0 || p.H == 0; }
 
-// Whether those that are present have the type of the first, one of 16 bits.
-bool diag_one_half_type(std::initializer_list<const TensorView*> all);
+// Whether the operands that are present have the type of the first, one of 16 bits, and the results that or F32.
+bool diag_one_half_type(std::initializer_list<const TensorView*> operands,
+                        std::initializer_list<const TensorView*> results);
 DiagPlan diag_step_plan(const DiagProblem& p);
 DiagPlan diag_token_plan(const DiagProblem& p);  // Step or Decode
 DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d);

@@ -105,10 +105,13 @@ DiagPlan diag_token_plan(const DiagProblem& p) {
   return f;
 }
 
-bool diag_one_half_type(std::initializer_list<const TensorView*> all) {
-  const DType first = (*all.begin())->dtype;
-  return (first == DType::BF16 || first == DType::F16) &&
-         std::all_of(all.begin(), all.end(), [&](const TensorView* t) { return !*t || t->dtype == first; });
+bool diag_one_half_type(std::initializer_list<const TensorView*> operands,
+                        std::initializer_list<const TensorView*> results) {
+  const DType first = (*operands.begin())->dtype;
+  const auto half = [first](const TensorView* t) { return !*t || t->dtype == first; };
+  return (first == DType::BF16 || first == DType::F16) && std::all_of(operands.begin(), operands.end(), half) &&
+         std::all_of(results.begin(), results.end(),
+                     [&](const TensorView* t) { return half(t) || t->dtype == DType::F32; });
 }
 
 DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d) {
@@ -181,7 +184,7 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
 
 DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d) {
   const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
-  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.o}) ? diag_chunk_plan(p, d) : diag_token_plan(p);
+  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o}) ? diag_chunk_plan(p, d) : diag_token_plan(p);
 }
 
 }  // namespace fla::cuda

@@ -1,16 +1,27 @@
+#include "fla/ops/linear_attn/linear_attn_cuda.h"
+
 #include "fla/ops/common/diag_cuda_kernels.h"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 
 namespace fla {
 namespace {
 
+// The normalised form is a pass of the family's own around the engine's.
 template <typename A>
-void add(Registry& r, FunctionId<A> function, const CudaPass<DiagProblem>& pass, bool normalize) {
-  Kernel<A> k = detail::cuda_kernel(function, kDiagCuda.name, pass);
-  k.verify = [plain = std::move(k.verify), normalize](const A& a, const CallInfo& c) {
-    return a.normalize.value_or(normalize) ? reject("normalize: expected false on this backend, got true")
-                                           : plain(a, c);
+void add(Registry& r, FunctionId<A> function, const CudaPass<DiagProblem>& engine, bool normalize) {
+  const Kernel<A> plain = detail::cuda_kernel(function, kDiagCuda.name, engine),
+                  normalised = detail::cuda_kernel(
+                      function, kDiagCuda.name,
+                      CudaPass<A>{cuda::normalised_refusal, cuda::normalised_plan, cuda::normalised_workspace,
+                                          cuda::normalised});
+  const auto of = [plain, normalised, normalize](const A& a) -> const Kernel<A>& {
+    return a.normalize.value_or(normalize) ? normalised : plain;
   };
+  Kernel<A> k = plain;
+  k.verify = [of](const A& a, const CallInfo& c) { return of(a).verify(a, c); };
+  k.workspace = [of](const A& a, const CallInfo& c) { return of(a).workspace(a, c); };
+  k.launch = [of](const A& a, const CallInfo& c, std::span<std::byte> ws) { return of(a).launch(a, c, ws); };
+  k.plan = [of](const A& a, const CallInfo& c) { return of(a).plan(a, c); };
   r.add(std::move(k));
 }
 
