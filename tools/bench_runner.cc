@@ -393,7 +393,8 @@ void finish(Timed& t, const BenchRun& run) {
   };
   r.error = wrong(p.forward);
   if (r.error.empty() && t.with_backward) r.error = wrong(p.backward);
-  if (r.error.empty() && !p.placement && !p.workspace.guards_intact()) r.error = "memory beside the workspace was written to";
+  if (r.error.empty() && !p.placement && !p.workspace.guards_intact())
+    r.error = "memory beside the workspace was written to";
 }
 
 // Whether the one backend that is allowed has a kernel for the function at all.
@@ -680,8 +681,8 @@ void print_bench(const BenchRun& b) {
                     model && b.roof.gflops > 0 ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
                     r.floor > 0 && r.n > 0 ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-",
                     bytes_text(static_cast<double>(r.peak_bytes)), bytes_text(static_cast<double>(r.workspace_bytes)),
-                    r.host_us > 0 ? fmt::format("{:.1f}", r.host_us) : "-",
-                    fmt::format("{:.1g}", r.err), r.error.empty() ? "" : "FAILED: " + r.error});
+                    r.host_us > 0 ? fmt::format("{:.1f}", r.host_us) : "-", fmt::format("{:.1g}", r.err),
+                    r.error.empty() ? "" : "FAILED: " + r.error});
   }
   flush();
 }

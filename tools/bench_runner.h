@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "tools/command.h"
 #include "fla/kernels/cuda/memory.h"
+#include "tools/command.h"
 #include "tools/common/cases.h"
 #include "tools/common/machine.h"
 #include "tools/common/shapes.h"

@@ -62,7 +62,8 @@ int run(const Options& o) {
   const Device device = device_of(o.call);
   require_backend(r, o.call.backend);
   const Context ctx(context_options(o.call));
-  const CheckOptions options{.backend = o.call.backend, .function = o.function, .dtype = parse_dtype(o.call.dtype), .device = device};
+  const CheckOptions options{
+      .backend = o.call.backend, .function = o.function, .dtype = parse_dtype(o.call.dtype), .device = device};
 
   std::vector<std::pair<std::string, std::string>> errors;  // file, message
   std::vector<std::filesystem::path> files;

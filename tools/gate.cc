@@ -40,9 +40,10 @@ Command add_gate(CLI::App& root) {
     bool changed = false, json = false;
   };
   auto o = std::make_shared<Options>();
-  CLI::App* app = add_command(root, "gate", "Run the frozen correctness tests of operators",
-                              "  fla gate chunk_gla\n  fla gate gla hgrn -k backward\n  fla gate all --json\n"
-                              "  fla gate --changed --base main\n  fla gate gla --device cuda\n  fla gate chunk_gla --plugin ./mine.so");
+  CLI::App* app = add_command(
+      root, "gate", "Run the frozen correctness tests of operators",
+      "  fla gate chunk_gla\n  fla gate gla hgrn -k backward\n  fla gate all --json\n"
+      "  fla gate --changed --base main\n  fla gate gla --device cuda\n  fla gate chunk_gla --plugin ./mine.so");
   app->add_option("OP", o->ops, "operators, families or 'all'");
   app->add_flag("--changed", o->changed, "every family that files changed since HEAD (or --base) reach");
   app->add_option("--base", o->base, "with --changed: files that differ from this commit");

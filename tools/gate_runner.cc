@@ -428,8 +428,8 @@ Json to_json(const GateResult& g) {
           {"hash", g.hash},
           {"failures", std::move(failures)},
           {"device", g.device},
-          {"calls", g.plugin.empty() && g.device == "cpu" ? Json(nullptr)
-                                                          : Json{{"taken", g.accepted}, {"refused", g.refused}}},
+          {"calls",
+           g.plugin.empty() && g.device == "cpu" ? Json(nullptr) : Json{{"taken", g.accepted}, {"refused", g.refused}}},
           {"plugin", g.plugin.empty() ? Json(nullptr)
                                       : Json{{"path", g.plugin}, {"accepted", g.accepted}, {"refused", g.refused}}}};
 }

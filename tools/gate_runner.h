@@ -19,7 +19,7 @@ struct GateResult {
   double seconds = 0.0;
   std::string hash;  // of the frozen files
   std::vector<Failure> failures;
-  std::string plugin;             // its path; empty: none
+  std::string plugin;  // its path; empty: none
   std::string device = "cpu";
   int accepted = 0, refused = 0;  // calls that the one backend judged took, and did not take, in tests that have ended
 

@@ -239,9 +239,8 @@ Status check_stream(const Context& ctx, const Registry::Entry& e, const Checked&
 
 // What a call on an accelerator meets when the operation has no backend for it.
 std::string no_backend_for(DeviceType device, const Registry::Entry& e) {
-  if (device == DeviceType::Cpu || std::any_of(e.candidates.begin(), e.candidates.end(), [device](const auto& c) {
-        return c.backend->device == device;
-      }))
+  if (device == DeviceType::Cpu || std::any_of(e.candidates.begin(), e.candidates.end(),
+                                               [device](const auto& c) { return c.backend->device == device; }))
     return "";
   return std::string(build_info().cuda).empty()
              ? "\n  cuda: unavailable: this build has no CUDA code (FLA_CUDA=OFF)"

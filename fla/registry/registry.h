@@ -46,9 +46,9 @@ struct Backend {
   bool default_enable = true;  // when the variable is unset
   int priority = 5;            // lower is tried first; equal ones in order of registration
   DeviceType device = DeviceType::Cpu;
-  std::function<bool()> available;         // empty: always
-  std::function<std::string()> why_not;    // what is missing where it is not available; empty: its package
-  std::uint64_t order = 0;          // set by the registry
+  std::function<bool()> available;       // empty: always
+  std::function<std::string()> why_not;  // what is missing where it is not available; empty: its package
+  std::uint64_t order = 0;               // set by the registry
 };
 
 // One backend's implementation of one function, types erased.
@@ -187,8 +187,8 @@ struct FLA_API Route {
 FLA_API Result<Route> explain_call(const Context& ctx, const Registry::Entry& entry, const void* args);
 // Bytes of workspace the call needs.
 FLA_API Result<std::size_t> workspace_call(const Context& ctx, const Registry::Entry& entry, const void* args);
-// Checks, dispatches and runs. Without `workspace` the library allocates what the kernel asks for, on the host: a call on
-// another device that needs some is refused.
+// Checks, dispatches and runs. Without `workspace` the library allocates what the kernel asks for, on the host: a call
+// on another device that needs some is refused.
 FLA_API Status run_call(const Context& ctx, const Registry::Entry& entry, const void* args);
 FLA_API Status run_call(const Context& ctx, const Registry::Entry& entry, const void* args,
                         std::span<std::byte> workspace);

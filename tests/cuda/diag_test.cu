@@ -126,6 +126,38 @@ TEST(CudaDiag, PlanOfFewTokens) {
   EXPECT_EQ(kind({.T = 2, .value_first = true}), Kind::Step);
 }
 
+// Each with what was expected and what came.
+TEST(CudaDiag, Refusals) {
+  const DiagProblem good = DiagRun({.T = 4, .gate = Gate::Head}).device;
+  const DeviceInfo d = device_with(1);
+  EXPECT_EQ(diag_refusal(good, d), "");
+  EXPECT_EQ(diag_backward_refusal(good, d), "");
+  const auto refusal = [&](auto&& change) {
+    DiagProblem p = good;
+    change(p);
+    return diag_refusal(p, d);
+  };
+  EXPECT_EQ(refusal([](DiagProblem& p) { p.K = 300; }), "needs K of at most 256, got 300");
+  EXPECT_EQ(refusal([](DiagProblem& p) { p.q.dtype = DType::F64; }), "needs F32, F16 or BF16");
+  EXPECT_EQ(refusal([](DiagProblem& p) { p.attn = p.q; }),
+            "output_attentions: expected false, as this backend gives no scores, got true");
+  EXPECT_EQ(refusal([](DiagProblem& p) { p.slots.steps = p.q; }),
+            "output_step_states: expected false, as this backend keeps no states between, got true");
+  EXPECT_EQ(refusal([](DiagProblem& p) {
+              p.slots.indices = TensorView(p.q.data, DType::I32, std::vector<std::int64_t>{2, 4});
+            }),
+            "state_indices: needs [B], a slot for each sequence, got [2,4]");
+  DeviceInfo old = d;
+  old.sm = 75;
+  EXPECT_EQ(diag_refusal(good, old), "needs compute capability 8.0 or newer, got 7.5");
+  DiagProblem p = good;
+  p.V = 300;
+  EXPECT_EQ(diag_backward_refusal(p, d), "needs V of at most 256, got 300");
+  p = good;
+  p.gv = p.v;
+  EXPECT_EQ(diag_backward_refusal(p, d), "has no gradients with gates per value channel");
+}
+
 // Sequence 0 uses row 1 of the pool, sequence 1 is padding; row 0 stays as it is.
 TEST(CudaDiag, StatePool) {
   for (const std::int64_t T : {1, 12}) {

@@ -44,8 +44,8 @@ std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
 // Strict contexts with poisoned workspaces, made once per (backend, threads).
 const Context& context(const std::string& backend, int threads = 2);
 inline const Context& reference() { return context(kReference); }
-// The CPU backends that serve a function, without the reference; or the one that is judged alone. Not empty: a function without
-// one fails its tests.
+// The CPU backends that serve a function, without the reference; or the one that is judged alone. Not empty: a function
+// without one fails its tests.
 std::vector<std::string> backends(const Registry::Entry& e);
 
 Sizes sizes(std::int64_t B, std::int64_t T, std::int64_t H, std::int64_t K, std::int64_t V);
@@ -89,7 +89,8 @@ Buffer per_channel(const TensorView& g, std::int64_t K);
 // Whether the one backend that is judged refused the call; never true of the CPU's own ones.
 bool refused(const Status& s);
 inline bool refused(const Outcome& o) { return refused(o.status); }
-// Counts a call that no expect_ function has seen. True where the judged backend did not take it, and nothing is to judge.
+// Counts a call that no expect_ function has seen. True where the judged backend did not take it, and nothing is to
+// judge.
 bool count_call(bool taken);
 
 // The largest R and block R that expect_agrees has seen, by backend and type: printed at the end of a run.

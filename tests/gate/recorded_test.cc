@@ -15,6 +15,7 @@
 
 #include "tests/gate/gate.h"
 #include "tools/common/fixture.h"
+#include "tools/common/placement.h"
 #include "tools/common/safetensors.h"
 
 namespace fla::gate {
@@ -47,7 +48,9 @@ void Recorded(const Registry::Entry& e) {
     for (const DType dtype : {DType::F32, DType::BF16, DType::F16}) {
       int ran = 0;
       for (const auto& file : files) {
-        const auto results = tools::check_file(file, {.function = e.spec.name, .dtype = dtype}, context(backend));
+        const auto results = tools::check_file(
+            file, {.function = e.spec.name, .dtype = dtype, .device = tools::device_of(context(backend))},
+            context(backend));
         ASSERT_TRUE(results.ok()) << results.status().message();
         for (const CheckResult& r : *results) {
           ++ran;

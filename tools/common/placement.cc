@@ -14,7 +14,8 @@ namespace {
 constexpr std::size_t kAlign = 256;
 constexpr std::size_t kGuard = 1024;           // between what lies side by side
 constexpr std::size_t kWorkspaceGuard = 8192;  // after a workspace, where a wrong size is off by whole tiles
-constexpr std::byte kGuardBytes[2] = {std::byte{0xf5}, std::byte{0x7f}};  // a NaN in every float type, unlike the poison
+constexpr std::byte kGuardBytes[2] = {std::byte{0xf5},
+                                      std::byte{0x7f}};  // a NaN in every float type, unlike the poison
 constexpr std::byte kPoison{0xff};
 constexpr std::size_t kMost = std::size_t{4} << 30;  // of what one tensor reaches
 

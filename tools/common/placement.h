@@ -1,5 +1,5 @@
-// Runs calls whose tensors lie in host memory, on any device. For an accelerator all that the tensors reach, gaps between
-// their elements included, is copied there and back, so that whoever made the host memory can judge both alike.
+// Runs calls whose tensors lie in host memory, on any device. For an accelerator all that the tensors reach, gaps
+// between their elements included, is copied there and back, so that whoever made the host memory can judge both alike.
 #pragma once
 
 #include <cstddef>
@@ -20,9 +20,9 @@ Device device_of(const Context& ctx);
 std::string device_problem(Device device);
 inline constexpr Device kGpu{DeviceType::Cuda, 0};
 
-// The tensors of some calls on an accelerator: the calls' views point there for as long as this lives. Tensors that share
-// host memory share the copy. A workspace for any one of the calls lies beside them; everything is between guards, the
-// workspace and what outputs' host memory was poisoned with is NaN.
+// The tensors of some calls on an accelerator: the calls' views point there for as long as this lives. Tensors that
+// share host memory share the copy. A workspace for any one of the calls lies beside them; everything is between
+// guards, the workspace and what outputs' host memory was poisoned with is NaN.
 class Placement {
  public:
   Placement(std::vector<DynamicCall*> calls, Device device);

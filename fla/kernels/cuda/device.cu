@@ -87,9 +87,7 @@ class CudaMemory final : public Memory {
   }
   void* data() const override { return p_; }
   std::size_t size() const override { return bytes_; }
-  Status upload(const void* from, std::size_t bytes) override {
-    return copy(p_, from, bytes, cudaMemcpyHostToDevice);
-  }
+  Status upload(const void* from, std::size_t bytes) override { return copy(p_, from, bytes, cudaMemcpyHostToDevice); }
   Status download(void* to, std::size_t bytes) const override { return copy(to, p_, bytes, cudaMemcpyDeviceToHost); }
   Status clear(Stream stream) override { return fill_zero(p_, bytes_, stream); }
 
@@ -161,15 +159,15 @@ Result<DeviceText> device_text(int index) {
   if (!info) return info.status();
   cudaDeviceProp p{};
   int runtime = 0, driver = 0, count = 0, clock = 0, bits = 0;
-  for (const cudaError_t e : {cudaGetDeviceProperties(&p, index), cudaRuntimeGetVersion(&runtime),
-                              cudaDriverGetVersion(&driver), cudaGetDeviceCount(&count),
-                              cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, index),
-                              cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index)}) {
+  for (const cudaError_t e :
+       {cudaGetDeviceProperties(&p, index), cudaRuntimeGetVersion(&runtime), cudaDriverGetVersion(&driver),
+        cudaGetDeviceCount(&count), cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, index),
+        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index)}) {
     if (e != cudaSuccess) return launch_error("device", e);
   }
   const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-  return DeviceText{p.name, version(driver), version(runtime), count, p.totalGlobalMem,
-                    2.0 * clock * 1e3 * bits / 8 * 1e-9};
+  return DeviceText{p.name, version(driver),  version(runtime),
+                    count,  p.totalGlobalMem, 2.0 * clock * 1e3 * bits / 8 * 1e-9};
 }
 
 }  // namespace fla::cuda

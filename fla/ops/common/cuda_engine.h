@@ -26,8 +26,8 @@ inline Backend cuda_backend() {
   return b;
 }
 
-// One direction of an engine, on its problem or on a function's own args. All are pure functions of shapes, types, strides and flags but launch, which queues its
-// kernels on the stream and returns.
+// One direction of an engine, on its problem or on a function's own args. All are pure functions of shapes, types,
+// strides and flags but launch, which queues its kernels on the stream and returns.
 template <typename P>
 struct CudaPass {
   std::string (*refusal)(const P&, const DeviceInfo&) = nullptr;  // why it cannot serve the problem; empty: it can

@@ -71,11 +71,25 @@ diag_gate_kernel(const GateParams x) {
     const int c = thread_id() + i * kGateThreads;
     if (c >= p.K) continue;
     float all = 0.0F;
-    for (int r = tokens - 1; r >= 0; --r) {
-      const std::int64_t token = a.token(p, first + r);
-      const float d = load(x.q, token, c) * load(x.dq, token, c) - load(x.k, token, c) * load(x.dk, token, c);
-      change[r * p.K + c] = d;
-      all += d;
+    // Several tokens are asked for together: memory answers late.
+    constexpr int kAhead = 8;
+    for (int last = tokens - 1; last >= 0; last -= kAhead) {
+      float ahead[kAhead][4];
+      FLA_UNROLL
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t token = a.token(p, first + (last > u ? last - u : 0));
+        ahead[u][0] = load(x.q, token, c);
+        ahead[u][1] = load(x.dq, token, c);
+        ahead[u][2] = load(x.k, token, c);
+        ahead[u][3] = load(x.dk, token, c);
+      }
+      FLA_UNROLL
+      for (int u = 0; u < kAhead; ++u) {
+        if (last < u) break;
+        const float d = ahead[u][0] * ahead[u][1] - ahead[u][2] * ahead[u][3];
+        change[(last - u) * p.K + c] = d;
+        all += d;
+      }
     }
     const float right = p.sums[(slot * p.H + p.H + a.h) * p.K + c], left = p.sums[(slot * p.H + a.h) * p.K + c];
     sum[i] = right;

@@ -174,7 +174,8 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
     return "needs compute capability 8.0 or newer, got " + std::to_string(d.sm / 10) + "." + std::to_string(d.sm % 10);
   if (p.K > 256) return "needs K of at most 256, got " + std::to_string(p.K);
   if (p.attn) return "output_attentions: expected false, as this backend gives no scores, got true";
-  if (p.slots.by_token()) return "state_indices: needs [B], a slot for each sequence, got " + shape_string(p.slots.indices.dims());
+  if (p.slots.by_token())
+    return "state_indices: needs [B], a slot for each sequence, got " + shape_string(p.slots.indices.dims());
   if (p.slots.steps) return "output_step_states: expected false, as this backend keeps no states between, got true";
   for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht}) {
     if (*t && !carries_fp32(t->dtype)) return "needs F32, F16 or BF16";
@@ -184,7 +185,8 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
 
 DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d) {
   const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
-  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o}) ? diag_chunk_plan(p, d) : diag_token_plan(p);
+  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o}) ? diag_chunk_plan(p, d)
+                                                                                                 : diag_token_plan(p);
 }
 
 }  // namespace fla::cuda

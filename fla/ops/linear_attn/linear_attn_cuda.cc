@@ -10,10 +10,9 @@ namespace {
 template <typename A>
 void add(Registry& r, FunctionId<A> function, const CudaPass<DiagProblem>& engine, bool normalize) {
   const Kernel<A> plain = detail::cuda_kernel(function, kDiagCuda.name, engine),
-                  normalised = detail::cuda_kernel(
-                      function, kDiagCuda.name,
-                      CudaPass<A>{cuda::normalised_refusal, cuda::normalised_plan, cuda::normalised_workspace,
-                                          cuda::normalised});
+                  normalised = detail::cuda_kernel(function, kDiagCuda.name,
+                                                   CudaPass<A>{cuda::normalised_refusal, cuda::normalised_plan,
+                                                               cuda::normalised_workspace, cuda::normalised});
   const auto of = [plain, normalised, normalize](const A& a) -> const Kernel<A>& {
     return a.normalize.value_or(normalize) ? normalised : plain;
   };

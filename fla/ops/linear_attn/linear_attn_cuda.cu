@@ -1,5 +1,5 @@
-// The running sums z of normalised linear attention, over tiles of 64 tokens: each tile's sum, then a tile's start as the
-// sum of those before it, then the tokens of a tile, 16 of each warp.
+// The running sums z of normalised linear attention, over tiles of 64 tokens: each tile's sum, then a tile's start as
+// the sum of those before it, then the tokens of a tile, 16 of each warp.
 #include "fla/ops/linear_attn/linear_attn_cuda.h"
 
 #include <algorithm>
@@ -25,15 +25,15 @@ struct ScanParams {
   float* tiles = nullptr;         // [tile, H, K]
   // of the tokens
   Operand q, y, up, from, to;
-  float* dd = nullptr;     // [B, H, T]: scale times the gradient of the denominator
+  float* dd = nullptr;  // [B, H, T]: scale times the gradient of the denominator
   bool gradient_of_d = false;
 };
 
 enum class Use : std::uint8_t {
-  Divide,     // y /= d
-  Upstream,   // y = up / d, and dd from the old y
-  AddQuery,   // to = from + dd z
-  AddKey,     // to = from + z
+  Divide,    // y /= d
+  Upstream,  // y = up / d, and dd from the old y
+  AddQuery,  // to = from + dd z
+  AddKey,    // to = from + z
 };
 
 struct Tile {
