@@ -5,7 +5,7 @@
 // where a token's gate acts on the token before it. The gate's gradient is F = rowsum(S o dS) before the token, and
 //   F(t) = F(t + 1) + q_t o dq_t - k_t o dk_t
 // F is formed from the states at boundaries, every kAlign tokens, and by this sum between them, from both sides: what
-// the sum misses at the other boundary, the rounding of dq and dk, is spread evenly over the tokens between.
+// the sum misses at the other boundary is spread evenly over the tokens between.
 #include <algorithm>
 #include <string>
 
@@ -22,6 +22,7 @@ constexpr int kAlign = 64;
 struct GateParams {
   DiagParams p;  // shapes, sequences, direction, boundaries of the forward
   Operand q, k, dq, dk, dg, dgk;
+  Operand rounded_dq, rounded_dk;  // where the caller wants dq and dk in 16 bits
 };
 
 constexpr int kGateThreads = 128, kGateChannels = 2;
@@ -65,6 +66,11 @@ diag_gate_kernel(const GateParams x) {
     const auto& s = t.at.stride;
     return load_any(t.at.data, t.type, a.row * s[0] + token * s[1] + a.h * s[2] + c * s[3]);
   };
+  const auto round_to = [&](const Operand& t, std::int64_t token, int c, float value) {
+    if (!t.present()) return;
+    const auto& s = t.at.stride;
+    store_any(t.at.data, t.type, a.row * s[0] + token * s[1] + a.h * s[2] + c * s[3], value);
+  };
   float sum[kGateChannels] = {}, step[kGateChannels] = {};
   FLA_UNROLL
   for (int i = 0; i < kGateChannels; ++i) {
@@ -86,6 +92,9 @@ diag_gate_kernel(const GateParams x) {
       FLA_UNROLL
       for (int u = 0; u < kAhead; ++u) {
         if (last < u) break;
+        const std::int64_t token = a.token(p, first + last - u);
+        round_to(x.rounded_dq, token, c, ahead[u][1]);
+        round_to(x.rounded_dk, token, c, ahead[u][3]);
         const float d = ahead[u][0] * ahead[u][1] - ahead[u][2] * ahead[u][3];
         change[(last - u) * p.K + c] = d;
         all += d;
@@ -188,10 +197,10 @@ DiagParams backwards_in_time(const DiagProblem& r, const DiagPlan& plan) {
   return a;
 }
 
-// dq and dk where the gates need them and the caller does not.
+// dq and dk as the gates need them: in F32, as their rounding is what the gates' gradients would consist of.
 TensorView gradient(Arena& memory, const TensorView& asked, const TensorView& of) {
-  if (asked) return asked;
-  return {memory.take(static_cast<std::size_t>(of.numel()) * size_of(of.dtype)), of.dtype, of.dims(), of.device};
+  if (asked && asked.dtype == DType::F32) return asked;
+  return {memory.take(static_cast<std::size_t>(of.numel()) * sizeof(float)), DType::F32, of.dims(), of.device};
 }
 
 struct BackwardMemory {
@@ -277,6 +286,8 @@ Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, s
   x.k = operand(p.k);
   x.dq = operand(m.dq);
   x.dk = operand(m.dk);
+  if (p.dq && p.dq.dtype != DType::F32) x.rounded_dq = operand(p.dq);
+  if (p.dk && p.dk.dtype != DType::F32) x.rounded_dk = operand(p.dk);
   x.dg = operand(p.dg);
   x.dgk = operand(p.dgk);
   return launch<diag_gate_kernel>(
