@@ -26,6 +26,7 @@ struct GateParams {
 };
 
 constexpr int kGateThreads = 128, kGateChannels = 2;
+constexpr float kClosedGate = -25.0F;  // base 2
 
 // A block: the tokens between two boundaries of one head, from the last to the first. A thread has its own channels.
 FLA_KERNEL(kGateThreads, 4)
@@ -71,16 +72,19 @@ diag_gate_kernel(const GateParams x) {
     const auto& s = t.at.stride;
     store_any(t.at.data, t.type, a.row * s[0] + token * s[1] + a.h * s[2] + c * s[3], value);
   };
-  float sum[kGateChannels] = {}, step[kGateChannels] = {};
+  // From the last token to the first, in runs that end where F is known: at the boundary, and at a token whose gate
+  // lets nothing through that fp32 would show. There the sums start anew.
   FLA_UNROLL
   for (int i = 0; i < kGateChannels; ++i) {
     const int c = thread_id() + i * kGateThreads;
     if (c >= p.K) continue;
-    float all = 0.0F;
+    const float left = p.sums[(slot * p.H + a.h) * p.K + c];
+    float right = p.sums[(slot * p.H + p.H + a.h) * p.K + c], all = 0.0F;
+    int end = tokens;  // of the run
     // Several tokens are asked for together: memory answers late.
     constexpr int kAhead = 8;
     for (int last = tokens - 1; last >= 0; last -= kAhead) {
-      float ahead[kAhead][4];
+      float ahead[kAhead][5];
       FLA_UNROLL
       for (int u = 0; u < kAhead; ++u) {
         const std::int64_t token = a.token(p, first + (last > u ? last - u : 0));
@@ -88,21 +92,31 @@ diag_gate_kernel(const GateParams x) {
         ahead[u][1] = load(x.dq, token, c);
         ahead[u][2] = load(x.k, token, c);
         ahead[u][3] = load(x.dk, token, c);
+        ahead[u][4] = p.gk.present() ? load(p.gk, token, c) : p.g.present() ? load(p.g, token, 0) : 0.0F;
       }
       FLA_UNROLL
       for (int u = 0; u < kAhead; ++u) {
-        if (last < u) break;
-        const std::int64_t token = a.token(p, first + last - u);
+        const int r = last - u;
+        if (r < 0) break;
+        const std::int64_t token = a.token(p, first + r);
         round_to(x.rounded_dq, token, c, ahead[u][1]);
         round_to(x.rounded_dk, token, c, ahead[u][3]);
         const float d = ahead[u][0] * ahead[u][1] - ahead[u][2] * ahead[u][3];
-        change[(last - u) * p.K + c] = d;
+        change[r * p.K + c] = d;
         all += d;
+        const bool closed = base2_gate(ahead[u][4]) < kClosedGate;
+        if (!closed && r > 0) continue;
+        const float to = closed ? 0.0F : left, step = (to - all - right) / static_cast<float>(end - r);
+        float sum = right;
+        for (int t = end - 1; t >= r; --t) {
+          sum += change.load(t * p.K + c) + step;
+          change[t * p.K + c] = closed && t == r ? 0.0F : sum;
+        }
+        right = to;
+        all = 0.0F;
+        end = r;
       }
     }
-    const float right = p.sums[(slot * p.H + p.H + a.h) * p.K + c], left = p.sums[(slot * p.H + a.h) * p.K + c];
-    sum[i] = right;
-    step[i] = (left - all - right) / static_cast<float>(tokens);
   }
   for (int r = tokens - 1; r >= 0; --r) {
     float all = 0.0F;
@@ -110,12 +124,11 @@ diag_gate_kernel(const GateParams x) {
     for (int i = 0; i < kGateChannels; ++i) {
       const int c = thread_id() + i * kGateThreads;
       if (c >= p.K) continue;
-      sum[i] += change.load(r * p.K + c) + step[i];
-      all += sum[i];
+      const float sum = change.load(r * p.K + c);
+      all += sum;
       if (x.dgk.present()) {
         const auto& s = x.dgk.at.stride;
-        store_any(x.dgk.at.data, x.dgk.type, a.row * s[0] + a.token(p, first + r) * s[1] + a.h * s[2] + c * s[3],
-                  sum[i]);
+        store_any(x.dgk.at.data, x.dgk.type, a.row * s[0] + a.token(p, first + r) * s[1] + a.h * s[2] + c * s[3], sum);
       }
     }
     if (!x.dg.present()) continue;
