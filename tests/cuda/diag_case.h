@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "fla/core/threads.h"
+#include "fla/kernels/cuda/launch.h"
 #include "fla/ops/common/diag_cuda.h"
 #include "fla/ops/common/diag_ref.h"
 #include "fla/ops/common/ref_access.h"

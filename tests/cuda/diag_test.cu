@@ -141,12 +141,6 @@ TEST(CudaDiag, Refusals) {
   EXPECT_EQ(refusal([](DiagProblem& p) { p.q.dtype = DType::F64; }), "needs F32, F16 or BF16");
   EXPECT_EQ(refusal([](DiagProblem& p) { p.attn = p.q; }),
             "output_attentions: expected false, as this backend gives no scores, got true");
-  EXPECT_EQ(refusal([](DiagProblem& p) { p.slots.steps = p.q; }),
-            "output_step_states: expected false, as this backend keeps no states between, got true");
-  EXPECT_EQ(refusal([](DiagProblem& p) {
-              p.slots.indices = TensorView(p.q.data, DType::I32, std::vector<std::int64_t>{2, 4});
-            }),
-            "state_indices: needs [B], a slot for each sequence, got [2,4]");
   DeviceInfo old = d;
   old.sm = 75;
   EXPECT_EQ(diag_refusal(good, old), "needs compute capability 8.0 or newer, got 7.5");

@@ -46,7 +46,10 @@ struct DiagParams {
   bool vector_qk = false, vector_v = false, vector_o = false, vector_gate = false;  // 16-byte rows
   DiagPass pass = DiagPass::Whole;
   Operand q, k, v, g, gk, gv, h0, o, ht;
-  Operand cu, indices;
+  Operand cu;
+  // Of a pool of states: rows of the sequences, or of their tokens, and which of those a sequence starts from.
+  Operand indices, accepted, steps;
+  bool by_token = false;
   HeadDecay::Kind head = HeadDecay::Kind::None;
   Operand gamma;
   float slope = 0.0F;
@@ -335,32 +338,30 @@ FLA_DEVICE void store_warp_state(const DiagParams& p, const DiagTask& a, int row
   }
 }
 
-// ---- boundaries: states are kept as bf16, four elements of a lane together
+// ---- boundaries: states are kept four elements of a lane together
 
 FLA_DEVICE std::int64_t boundary_slot(const DiagParams& p, const DiagTask& a, std::int64_t b) {
   return (first_boundary(p, a.n, a.begin) + b) * p.H + a.h;
 }
 // The kept fragments of this warp at a slot.
 template <int KP, int WM>
-FLA_DEVICE bf16* kept_fragments(const DiagParams& p, const DiagTask& a, std::int64_t slot, int row) {
+FLA_DEVICE float* kept_fragments(const DiagParams& p, const DiagTask& a, std::int64_t slot, int row) {
   const int warps = block_threads() / 32, columns = 16 * WM * warps;
   const std::int64_t state = std::int64_t{p.v_blocks} * columns * KP;
-  return static_cast<bf16*>(p.kept) + slot * state + std::int64_t{a.v0 + row} * KP + 4 * lane_id();
+  return static_cast<float*>(p.kept) + slot * state + std::int64_t{a.v0 + row} * KP + 4 * lane_id();
 }
 // After the tile that ends before token `t`, and before the first one.
 template <int KP, int WM>
 FLA_DEVICE void keep_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int row,
                                  const FragC (&S)[WM][KP / 8]) {
   if (p.boundary != Boundary::Keep || p.pass == DiagPass::Local || (t % p.align != 0 && t < a.length)) return;
-  bf16* to = kept_fragments<KP, WM>(p, a, boundary_slot(p, a, (t + p.align - 1) / p.align), row);
+  float* to = kept_fragments<KP, WM>(p, a, boundary_slot(p, a, (t + p.align - 1) / p.align), row);
   FLA_UNROLL
   for (int m = 0; m < WM; ++m) {
     FLA_UNROLL
     for (int n = 0; n < KP / 8; ++n) {
-      Vec<bf16, 4> x;
-      FLA_UNROLL
-      for (int e = 0; e < 4; ++e) x.x[e] = from_f32<bf16>(S[m][n].x[e]);
-      store_global<4>(to + (m * (KP / 8) + n) * 128, x);
+      store_global<4>(to + (m * (KP / 8) + n) * 128,
+                      Vec<float, 4>{{S[m][n].x[0], S[m][n].x[1], S[m][n].x[2], S[m][n].x[3]}});
     }
   }
 }
@@ -371,15 +372,15 @@ FLA_DEVICE void sum_at_boundary(const DiagParams& p, const DiagTask& a, std::int
   const std::int64_t left = a.length - t;
   if (p.boundary != Boundary::Sum || p.pass == DiagPass::Local || left % p.align != 0) return;
   const std::int64_t slot = boundary_slot(p, a, left / p.align);
-  const bf16* from = kept_fragments<KP, WM>(p, a, slot, row);
+  const float* from = kept_fragments<KP, WM>(p, a, slot, row);
   FLA_UNROLL
   for (int m = 0; m < WM; ++m) {
     float sum[2] = {};
     FLA_UNROLL
     for (int n = 0; n < KP / 8; ++n) {
-      const Vec<bf16, 4> x = load_global<4>(from + (m * (KP / 8) + n) * 128);
+      const Vec<float, 4> x = load_global<4>(from + (m * (KP / 8) + n) * 128);
       FLA_UNROLL
-      for (int e = 0; e < 4; ++e) sum[e / 2] += to_f32(x.x[e]) * S[m][n].x[e];
+      for (int e = 0; e < 4; ++e) sum[e / 2] += x.x[e] * S[m][n].x[e];
     }
     FLA_UNROLL
     for (int half = 0; half < 2; ++half) {

@@ -228,8 +228,7 @@ struct BackwardMemory {
       dk = gradient(memory, p.dk, p.k);
       const std::int64_t slots = boundaries(p) * p.H;
       const std::int64_t state = std::int64_t{f.by_value.key} * f.by_value.value * f.by_value.v_blocks;
-      const std::size_t element = f.by_value.kind == DiagPlan::Kind::Step ? 4 : 2;
-      kept = memory.take(static_cast<std::size_t>(slots * state) * element);
+      kept = memory.take(static_cast<std::size_t>(slots * state) * sizeof(float));
       sums = memory.take(static_cast<std::size_t>(slots * p.K) * sizeof(float));
     }
     run = memory.take(std::max(diag_run_bytes(query_role(p), f.by_value), diag_run_bytes(value_role(p), f.by_key)));

@@ -97,7 +97,9 @@ DiagPlan diag_step_plan(const DiagProblem& p) {
 
 DiagPlan diag_token_plan(const DiagProblem& p) {
   DiagPlan f = diag_step_plan(p);
-  if (p.T < 1 || p.T > kDecodeTokens || !whole_rows(p)) return f;
+  // States between tokens, and results that must not change when tokens are appended, are Step's.
+  const bool states = p.h0 || p.ht, between = p.slots.by_token() || p.slots.steps;
+  if (p.T < 1 || p.T > kDecodeTokens || !states || between || !whole_rows(p)) return f;
   f.kind = DiagPlan::Kind::Decode;
   f.value = kDecodeValue;
   f.warps = kDecodeThreads / 32;
@@ -174,10 +176,7 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
     return "needs compute capability 8.0 or newer, got " + std::to_string(d.sm / 10) + "." + std::to_string(d.sm % 10);
   if (p.K > 256) return "needs K of at most 256, got " + std::to_string(p.K);
   if (p.attn) return "output_attentions: expected false, as this backend gives no scores, got true";
-  if (p.slots.by_token())
-    return "state_indices: needs [B], a slot for each sequence, got " + shape_string(p.slots.indices.dims());
-  if (p.slots.steps) return "output_step_states: expected false, as this backend keeps no states between, got true";
-  for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht}) {
+  for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht, &p.slots.steps}) {
     if (*t && !carries_fp32(t->dtype)) return "needs F32, F16 or BF16";
   }
   return {};

@@ -14,9 +14,15 @@ FLA_DEVICE float load_operand(const Operand& x, std::int64_t i0, std::int64_t i1
 // Replaces the sequence's number by that of its row in the pool of states; true for padding.
 FLA_DEVICE bool resolve_index(const DiagParams& p, DiagTask& a) {
   if (!p.indices.present()) return false;
-  const std::int64_t at = load_index(p.indices.at.data, p.indices.type, a.n * p.indices.at.stride[0]);
+  const std::int64_t row = a.n * p.indices.at.stride[0];
+  std::int64_t at = load_index(p.indices.at.data, p.indices.type, row);
+  const bool padding = at < 0;
+  if (!padding && p.accepted.present()) {
+    const std::int64_t column = load_index(p.accepted.at.data, p.accepted.type, a.n * p.accepted.at.stride[0]) - 1;
+    at = load_index(p.indices.at.data, p.indices.type, row + column * p.indices.at.stride[1]);
+  }
   a.n = at < 0 ? 0 : at;
-  return at < 0;
+  return padding;
 }
 
 // Rows of KP keys, or of VP values from a.v0 on, of the tokens from t on: operands and decays as fp32.
@@ -74,6 +80,7 @@ diag_step_kernel(const DiagParams p) {
   DiagTask a = diag_task(p, kStepTokens, Tiles::kValue);
   const int lane = thread_id() % Tiles::kLanes, column = thread_id() / Tiles::kLanes;
   const int j = a.v0 + column;
+  const std::int64_t sequence = a.n;
   const bool padding = resolve_index(p, a);
   const Shared<float> q = shared<float>(Tiles::kQ, kStepTokens * KP), k = shared<float>(Tiles::kKey, kStepTokens * KP),
                       decay = shared<float>(Tiles::kDecay, kStepTokens * KP),
@@ -119,6 +126,27 @@ diag_step_kernel(const DiagParams p) {
     }
   };
 
+  // The state after token t of the sequence.
+  const auto keep_between = [&](std::int64_t t) {
+    const std::int64_t slot = p.by_token && !padding
+                                  ? load_index(p.indices.at.data, p.indices.type,
+                                               sequence * p.indices.at.stride[0] + t * p.indices.at.stride[1])
+                                  : -1;
+    FLA_UNROLL
+    for (int i = 0; i < kStepRows; ++i) {
+      const int r = 4 * (lane + Tiles::kLanes * (i / 4)) + i % 4;
+      if (r >= p.K || j >= p.V) continue;
+      if (p.steps.present()) {
+        const auto& s = p.steps.at.stride;
+        store_any(p.steps.at.data, p.steps.type, a.row * s[0] + t * s[1] + a.h * s[2] + r * s[3] + j * s[4], S[i]);
+      }
+      if (slot >= 0 && p.ht.present()) {
+        const auto& s = p.ht.at.stride;
+        store_any(p.ht.at.data, p.ht.type, slot * s[0] + a.h * s[1] + r * s[2] + j * s[3], S[i]);
+      }
+    }
+  };
+
   keep_at(0);
   for (std::int64_t t = a.from; t < a.to; t += kStepTokens) {
     sum_at(t);
@@ -140,6 +168,7 @@ diag_step_kernel(const DiagParams p) {
           o[e] += query.x[e] * S[i + e];
         }
       }
+      if (p.steps.present() || p.by_token) keep_between(t + r);
       if (!p.o.present()) continue;
       const float sum = warp_sum<Tiles::kLanes>((o[0] + o[1]) + (o[2] + o[3]));
       if (lane == 0 && j < p.V && t + r >= 0) {
@@ -150,7 +179,7 @@ diag_step_kernel(const DiagParams p) {
     keep_at(t + kStepTokens);
   }
   sum_at(a.length);
-  if (padding || j >= p.V || !keeps_state(p, a)) return;
+  if (padding || p.by_token || j >= p.V || !keeps_state(p, a)) return;
   FLA_UNROLL
   for (int i = 0; i < kStepRows; ++i) {
     const int r = 4 * (lane + Tiles::kLanes * (i / 4)) + i % 4;

@@ -166,6 +166,18 @@ diag_value_kernel(const DiagParams p) {
           P[0].x[e] = frag_col(e) <= frag_row(e) ? P[0].x[e] * scale : 0.0F;
           P[1].x[e] = 8 + frag_col(e) <= frag_row(e) ? P[1].x[e] * scale : 0.0F;
         }
+        // A token's own term has no decay and is mostly the largest: it stays out of the 16 bits of the others. own: of
+        // the tokens that this lane's elements of o are of.
+        float own[2][2];
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          FLA_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            const int i = 2 * (lane_id() % 4) + e;
+            own[n][e] = shuffle(P[n].x[2 * n + e], 4 * i + i / 2);
+            if (frag_row(2 * n + e) == 8 * n + frag_col(2 * n + e)) P[n].x[2 * n + e] = 0.0F;
+          }
+        }
         FragB<T> b0, b1;
         to_b_transposed(b0, b1, P[0], P[1]);
         FLA_UNROLL
@@ -198,6 +210,14 @@ diag_value_kernel(const DiagParams p) {
             for (int e = 0; e < 4; ++e) o[m][n].x[e] *= exp2_approx(s.L[e / 2][n][e % 2]);
           }
           if (exact) exact_values(s, values[m], P, o[m]);
+          FLA_UNROLL
+          for (int n = 0; n < 2; ++n) {
+            FLA_UNROLL
+            for (int e = 0; e < 4; ++e) {
+              const std::uint32_t w = values[m].x[2 * n + e / 2];
+              o[m][n].x[e] += own[n][e % 2] * to_f32(T{static_cast<std::uint16_t>(e % 2 != 0 ? w >> 16U : w)});
+            }
+          }
           store_output<T>(p, a, t + 16 * b, a.v0 + row + 16 * m, o[m][0]);
           store_output<T>(p, a, t + 16 * b + 8, a.v0 + row + 16 * m, o[m][1]);
         }

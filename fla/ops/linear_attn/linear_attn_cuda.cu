@@ -12,6 +12,7 @@ namespace {
 
 constexpr int kTile = 64, kThreads = 128, kWarps = kThreads / 32, kRun = kTile / kWarps;
 constexpr int kWidth = 256, kEach = kWidth / 32;  // channels, those of a lane
+constexpr int kAhead = 8;                         // rows that are asked for together: memory answers late
 
 struct ScanParams {
   std::int64_t T = 0, H = 0, N = 0;
@@ -99,9 +100,15 @@ linear_tile_sums(const ScanParams p) {
   if (!find_tile(p, slot, a)) return;
   for (int c = thread_id(); c < p.K; c += kThreads) {
     float sum = 0.0F;
-    for (int r = 0; p.x.present() && r < a.tokens; ++r) {
-      const std::int64_t token = a.token(p, a.first + r);
-      sum += weight_of(p, a, token) * load(p.x, a.row, token, a.h, c);
+    for (int r = 0; p.x.present() && r < a.tokens; r += kAhead) {
+      float x[kAhead];
+      FLA_UNROLL
+      for (int u = 0; u < kAhead; ++u) {
+        const std::int64_t token = a.token(p, a.first + (r + u < a.tokens ? r + u : r));
+        x[u] = r + u < a.tokens ? weight_of(p, a, token) * load(p.x, a.row, token, a.h, c) : 0.0F;
+      }
+      FLA_UNROLL
+      for (int u = 0; u < kAhead; ++u) sum += x[u];
     }
     p.tiles[(slot * p.H + a.h) * p.K + c] = sum;
   }
@@ -115,8 +122,7 @@ linear_tile_starts(const ScanParams p) {
   const std::int64_t tiles = (length + kTile - 1) / kTile, first = first_tile(p, n, begin);
   for (int c = thread_id(); c < p.K; c += kThreads) {
     float z = p.start.present() ? load(p.start, n, 0, h, c) : 0.0F;
-    // Several tiles are read together: a read must not wait for the store before it.
-    constexpr int kAhead = 8;
+    // A read must not wait for the store before it.
     for (std::int64_t t = 0; t < tiles; t += kAhead) {
       float own[kAhead];
       FLA_UNROLL
@@ -153,7 +159,15 @@ linear_tokens(const ScanParams p) {
   FLA_UNROLL
   for (int i = 0; i < kEach; ++i) {
     float sum = 0.0F;
-    for (int r = 0; 32 * i < p.K && r < rows; ++r) sum += summand(a.token(p, a.first + first + r), i);
+    for (int r = 0; 32 * i < p.K && r < rows; r += kAhead) {
+      float x[kAhead];
+      FLA_UNROLL
+      for (int u = 0; u < kAhead; ++u) {
+        x[u] = r + u < rows ? summand(a.token(p, a.first + first + r + u), i) : 0.0F;
+      }
+      FLA_UNROLL
+      for (int u = 0; u < kAhead; ++u) sum += x[u];
+    }
     runs.store(warp_id() * kWidth + lane_id() + 32 * i, sum);
   }
   sync_threads();
