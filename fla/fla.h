@@ -55,11 +55,13 @@ typedef struct fla_context_options {
   const char* backend; /* only this backend may serve calls; NULL: dispatch decides */
   fla_log_fn log;      /* NULL: silent */
   void* log_user;
+  void* stream;      /* cudaStream_t on which calls on a GPU's tensors start; NULL: the device's default stream */
+  int stream_device; /* the device that the stream belongs to */
 } fla_context_options;
 
 FLA_C_API const char* fla_version(void);
 /* How this library was built: key is "commit" ("3f2a1b9c0d4e", "3f2a1b9c0d4e-dirty" or "unknown"), "compiler", "flags",
- * "build_type" or "version". NULL for any other key. */
+ * "build_type", "version" or "cuda" (the GPUs that its CUDA code is for, "" without any). NULL for any other key. */
 FLA_C_API const char* fla_build_info(const char* key);
 /* What went wrong in this thread's last call that did not return FLA_OK. Never NULL. */
 FLA_C_API const char* fla_last_error(void);
@@ -95,7 +97,7 @@ FLA_C_API fla_code fla_call_output(fla_call* call, size_t index, fla_output* out
 FLA_C_API fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tensor);
 
 FLA_C_API fla_code fla_call_workspace(fla_call* call, size_t* bytes);
-/* workspace NULL: the library allocates what it needs and frees it again. */
+/* workspace NULL: the library allocates what it needs and frees it again; a call on a GPU that needs one is refused. */
 FLA_C_API fla_code fla_call_run(fla_call* call, void* workspace, size_t workspace_bytes);
 /* The backend that served this call object's last successful run ("cpu"), or "". */
 FLA_C_API const char* fla_call_backend(const fla_call* call);

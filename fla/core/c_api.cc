@@ -103,6 +103,7 @@ const char* fla_build_info(const char* key) {
   if (wanted == "compiler") return info.compiler;
   if (wanted == "flags") return info.flags;
   if (wanted == "build_type") return info.build_type;
+  if (wanted == "cuda") return info.cuda;
   return nullptr;
 }
 
@@ -136,6 +137,7 @@ fla_code fla_context_create(const fla_context_options* options, fla_context** ou
       o.threads = given.threads;
       if (given.affinity != nullptr) o.affinity.assign(given.affinity, given.affinity + given.affinity_count);
       if (given.backend != nullptr) o.backend = given.backend;
+      o.stream = {given.stream, given.stream_device};
       if (given.log != nullptr)
         o.log = [fn = given.log, user = given.log_user](const fla::LogRecord& r) {
           fn(user, r.level == fla::LogLevel::Warning ? 1 : 0, std::string(r.function).c_str(),

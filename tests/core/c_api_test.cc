@@ -34,8 +34,8 @@ TEST(CApi, OptionsOfOtherVersions) {
   EXPECT_EQ(create(later.known), FLA_OK) << fla_last_error();
   later.unknown[2] = std::uint64_t{1} << 40;
   EXPECT_EQ(create(later.known), FLA_INVALID_ARGUMENT);
-  EXPECT_TRUE(last_error_has("options.size: expected 56 bytes")) << fla_last_error();
-  EXPECT_TRUE(last_error_has("got 80 with byte 77 set")) << fla_last_error();
+  EXPECT_TRUE(last_error_has("options.size: expected 72 bytes")) << fla_last_error();
+  EXPECT_TRUE(last_error_has("got 96 with byte 93 set")) << fla_last_error();
   later.known.size = sizeof(fla_context_options);  // what lies behind is not the options' any more
   EXPECT_EQ(create(later.known), FLA_OK);
 
