@@ -11,8 +11,8 @@ namespace fla::cuda {
 namespace {
 
 constexpr int kTile = 64, kThreads = 128, kWarps = kThreads / 32, kRun = kTile / kWarps;
-constexpr int kWidth = 256, kEach = kWidth / 32;  // channels, those of a lane
-constexpr int kAhead = 8;                         // rows that are asked for together: memory answers late
+constexpr int kWidth = 256;  // most channels
+constexpr int kAhead = 8;    // rows that are asked for together: memory answers late
 
 struct ScanParams {
   std::int64_t T = 0, H = 0, N = 0;
@@ -140,79 +140,113 @@ linear_tile_starts(const ScanParams p) {
   }
 }
 
-template <Use USE>
-FLA_KERNEL(kThreads, 4)
+// EACH: channels of a lane.
+template <Use USE, int EACH>
+FLA_KERNEL(kThreads, (EACH == 8 ? 2 : 5))
 linear_tokens(const ScanParams p) {
+  constexpr int kGroup = 4;  // tokens whose memory is asked for together
+  constexpr bool kDivides = USE == Use::Divide || USE == Use::Upstream;
   const std::int64_t slot = block_x() / p.H;
   Tile a;
   a.h = block_x() % p.H;
   if (!find_tile(p, slot, a)) return;
   const int first = warp_id() * kRun, rows = a.tokens - first < kRun ? a.tokens - first : kRun;
-  const auto summand = [&](std::int64_t token, int i) {
+  const auto channel = [&](const Operand& x, std::int64_t token, int i) {
     const int c = lane_id() + 32 * i;
-    return p.x.present() && c < p.K ? weight_of(p, a, token) * load(p.x, a.row, token, a.h, c) : 0.0F;
+    return x.present() && c < p.K ? load(x, a.row, token, a.h, c) : 0.0F;
+  };
+  const auto token_of = [&](int r) { return a.token(p, a.first + first + (r < rows ? r : 0)); };
+  const auto group = [&](int r, const Operand& x, float(&to)[kGroup][EACH]) {
+    FLA_UNROLL
+    for (int u = 0; u < kGroup; ++u) {
+      FLA_UNROLL
+      for (int i = 0; i < EACH; ++i) to[u][i] = r + u < rows ? channel(x, token_of(r + u), i) : 0.0F;
+    }
+  };
+  const auto weigh = [&](int r, float(&x)[kGroup][EACH]) {
+    FLA_UNROLL
+    for (int u = 0; u < kGroup; ++u) {
+      const float by = r + u < rows ? weight_of(p, a, token_of(r + u)) : 0.0F;
+      FLA_UNROLL
+      for (int i = 0; i < EACH; ++i) x[u][i] *= by;
+    }
   };
 
   // Where the warp's run starts: the tile's start and the sums of the runs before.
-  const Shared<float> runs = shared<float>(0, kWarps * kWidth);
-  float z[kEach];
+  const Shared<float> runs = shared<float>(0, kWarps * 32 * EACH);
+  float z[EACH], x[kGroup][EACH];
   FLA_UNROLL
-  for (int i = 0; i < kEach; ++i) {
-    float sum = 0.0F;
-    for (int r = 0; 32 * i < p.K && r < rows; r += kAhead) {
-      float x[kAhead];
+  for (int i = 0; i < EACH; ++i) z[i] = 0.0F;
+  for (int r = 0; r < rows; r += kGroup) {
+    group(r, p.x, x);
+    weigh(r, x);
+    FLA_UNROLL
+    for (int u = 0; u < kGroup; ++u) {
       FLA_UNROLL
-      for (int u = 0; u < kAhead; ++u) {
-        x[u] = r + u < rows ? summand(a.token(p, a.first + first + r + u), i) : 0.0F;
-      }
-      FLA_UNROLL
-      for (int u = 0; u < kAhead; ++u) sum += x[u];
+      for (int i = 0; i < EACH; ++i) z[i] += x[u][i];
     }
-    runs.store(warp_id() * kWidth + lane_id() + 32 * i, sum);
   }
+  FLA_UNROLL
+  for (int i = 0; i < EACH; ++i) runs.store((warp_id() * EACH + i) * 32 + lane_id(), z[i]);
   sync_threads();
   FLA_UNROLL
-  for (int i = 0; i < kEach; ++i) {
+  for (int i = 0; i < EACH; ++i) {
     const int c = lane_id() + 32 * i;
     z[i] = c < p.K ? p.tiles[(slot * p.H + a.h) * p.K + c] : 0.0F;
-    for (int w = 0; w < warp_id(); ++w) z[i] += runs.load(w * kWidth + c);
+    for (int w = 0; w < warp_id(); ++w) z[i] += runs.load((w * EACH + i) * 32 + lane_id());
   }
 
-  for (int r = 0; r < rows; ++r) {
-    const std::int64_t token = a.token(p, a.first + first + r);
+  for (int r = 0; r < rows; r += kGroup) {
+    float other[kGroup][EACH];
+    group(r, p.x, x);
+    group(r, kDivides ? p.q : p.from, other);
+    weigh(r, x);
+    float d[kGroup];
     FLA_UNROLL
-    for (int i = 0; i < kEach; ++i) {
-      if (32 * i < p.K) z[i] += summand(token, i);
-    }
-    if constexpr (USE == Use::Divide || USE == Use::Upstream) {
-      float dot = 0.0F;
+    for (int u = 0; u < kGroup; ++u) {
+      d[u] = 0.0F;
       FLA_UNROLL
-      for (int i = 0; i < kEach; ++i) {
-        const int c = lane_id() + 32 * i;
-        if (c < p.K) dot += z[i] * load(p.q, a.row, token, a.h, c);
-      }
-      const float d = p.scale * warp_sum(dot) + static_cast<float>(kLinearAttnEpsilon);
-      float along = 0.0F;
-      for (int c = lane_id(); c < p.V; c += 32) {
-        if constexpr (USE == Use::Divide) {
-          store(p.y, a.row, token, a.h, c, load(p.y, a.row, token, a.h, c) / d);
+      for (int i = 0; i < EACH; ++i) {
+        z[i] += x[u][i];
+        if (kDivides) {
+          d[u] += z[i] * other[u][i];
         } else {
-          const float up = load(p.up, a.row, token, a.h, c);
-          if (p.gradient_of_d) along += up * load(p.y, a.row, token, a.h, c);
-          store(p.y, a.row, token, a.h, c, up / d);
+          const int c = lane_id() + 32 * i;
+          const std::int64_t token = token_of(r + u);
+          float by = 1.0F;
+          if (USE == Use::AddQuery) by = p.dd != nullptr ? p.dd[(a.row * p.H + a.h) * p.T + token] : 0.0F;
+          if (r + u < rows && c < p.K) store(p.to, a.row, token, a.h, c, other[u][i] + by * z[i]);
+        }
+      }
+    }
+    if constexpr (kDivides) {
+      float along[kGroup] = {};
+      FLA_UNROLL
+      for (int u = 0; u < kGroup; ++u) {
+        d[u] = p.scale * warp_sum(d[u]) + static_cast<float>(kLinearAttnEpsilon);
+      }
+      for (int c = lane_id(); c < p.V; c += 32) {
+        float y[kGroup], up[kGroup];
+        FLA_UNROLL
+        for (int u = 0; u < kGroup; ++u) {
+          const bool read = USE == Use::Divide || p.gradient_of_d;
+          y[u] = read ? load(p.y, a.row, token_of(r + u), a.h, c) : 0.0F;
+          up[u] = USE == Use::Divide ? y[u] : load(p.up, a.row, token_of(r + u), a.h, c);
+        }
+        FLA_UNROLL
+        for (int u = 0; u < kGroup; ++u) {
+          along[u] += up[u] * y[u];
+          if (r + u < rows) store(p.y, a.row, token_of(r + u), a.h, c, up[u] / d[u]);
         }
       }
       if (USE == Use::Upstream && p.gradient_of_d) {
-        along = warp_sum(along);
-        if (lane_id() == 0) p.dd[(a.row * p.H + a.h) * p.T + token] = -along / d / d * p.scale;
-      }
-    } else {
-      float by = 1.0F;
-      if (USE == Use::AddQuery) by = p.dd != nullptr ? p.dd[(a.row * p.H + a.h) * p.T + token] : 0.0F;
-      FLA_UNROLL
-      for (int i = 0; i < kEach; ++i) {
-        const int c = lane_id() + 32 * i;
-        if (c < p.K) store(p.to, a.row, token, a.h, c, load(p.from, a.row, token, a.h, c) + by * z[i]);
+        FLA_UNROLL
+        for (int u = 0; u < kGroup; ++u) {
+          along[u] = warp_sum(along[u]);
+          if (lane_id() == 0 && r + u < rows) {
+            p.dd[(a.row * p.H + a.h) * p.T + token_of(r + u)] = -along[u] / d[u] / d[u] * p.scale;
+          }
+        }
       }
     }
   }
@@ -255,14 +289,20 @@ Status run_starts(const DiagProblem& p, const ScanParams& s, Stream stream) {
                                     s);
 }
 
+template <Use USE, int EACH>
+Status launch_tokens(const DiagProblem& p, const ScanParams& s, Stream stream) {
+  return launch<linear_tokens<USE, EACH>>({.name = "linear_tokens",
+                                           .grid = {tile_slots(p) * p.H},
+                                           .threads = kThreads,
+                                           .shared_bytes = kWarps * 32 * EACH * sizeof(float)},
+                                          stream, s);
+}
+
 template <Use USE>
 Status run_tokens(const DiagProblem& p, const ScanParams& s, Stream stream) {
   if (p.T == 0) return {};
-  return launch<linear_tokens<USE>>({.name = "linear_tokens",
-                                     .grid = {tile_slots(p) * p.H},
-                                     .threads = kThreads,
-                                     .shared_bytes = kWarps * kWidth * sizeof(float)},
-                                    stream, s);
+  if (p.K <= 64) return launch_tokens<USE, 2>(p, s, stream);
+  return p.K <= 128 ? launch_tokens<USE, 4>(p, s, stream) : launch_tokens<USE, 8>(p, s, stream);
 }
 
 // What lies where; without memory it counts.
