@@ -429,6 +429,20 @@ FLA_DEVICE std::uint32_t scale_pair(std::uint32_t w, float lo, float hi) {
   return pack2<T>(to_f32(T{static_cast<std::uint16_t>(w)}) * lo, to_f32(T{static_cast<std::uint16_t>(w >> 16U)}) * hi);
 }
 
+// What a state's 16-bit form leaves out, as a second operand: gradients of gates are differences of large numbers.
+template <typename T>
+FLA_DEVICE FragA<T> rest_of(const FragC& c0, const FragC& c1, const FragA<T>& a) {
+  FragA<T> r;
+  FLA_UNROLL
+  for (int w = 0; w < 4; ++w) {
+    const FragC& c = w < 2 ? c0 : c1;
+    const float lo = to_f32(T{static_cast<std::uint16_t>(a.x[w])}),
+                hi = to_f32(T{static_cast<std::uint16_t>(a.x[w] >> 16U)});
+    r.x[w] = pack2<T>(c.x[2 * (w % 2)] - lo, c.x[2 * (w % 2) + 1] - hi);
+  }
+  return r;
+}
+
 // ---- host
 
 inline constexpr std::size_t kAlignment = 256;

@@ -28,7 +28,9 @@ struct GateParams {
 constexpr int kGateThreads = 128, kGateChannels = 2;
 constexpr float kClosedGate = -25.0F;  // base 2
 
-// A block: the tokens between two boundaries of one head, from the last to the first. A thread has its own channels.
+// A block: the tokens between two boundaries of one head, from the last to the first. A thread has its own channels. T:
+// of q and k; dq and dk are F32. Types that are known let the loads of several tokens be under way together.
+template <typename T>
 FLA_KERNEL(kGateThreads, 4)
 diag_gate_kernel(const GateParams x) {
   const DiagParams& p = x.p;
@@ -88,10 +90,10 @@ diag_gate_kernel(const GateParams x) {
       FLA_UNROLL
       for (int u = 0; u < kAhead; ++u) {
         const std::int64_t token = a.token(p, first + (last > u ? last - u : 0));
-        ahead[u][0] = load(x.q, token, c);
-        ahead[u][1] = load(x.dq, token, c);
-        ahead[u][2] = load(x.k, token, c);
-        ahead[u][3] = load(x.dk, token, c);
+        ahead[u][0] = to_f32(*x.q.at.template at<const T>(a.row, token, a.h, c));
+        ahead[u][1] = *x.dq.at.template at<const float>(a.row, token, a.h, c);
+        ahead[u][2] = to_f32(*x.k.at.template at<const T>(a.row, token, a.h, c));
+        ahead[u][3] = *x.dk.at.template at<const float>(a.row, token, a.h, c);
         ahead[u][4] = p.gk.present() ? load(p.gk, token, c) : p.g.present() ? load(p.g, token, 0) : 0.0F;
       }
       FLA_UNROLL
@@ -302,12 +304,15 @@ Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, s
   if (p.dk && p.dk.dtype != DType::F32) x.rounded_dk = operand(p.dk);
   x.dg = operand(p.dg);
   x.dgk = operand(p.dgk);
-  return launch<diag_gate_kernel>(
-      {.name = "diag_gate",
-       .grid = {boundaries(p) * p.H},
-       .threads = kGateThreads,
-       .shared_bytes = static_cast<std::size_t>(kAlign * (kGateThreads / 32 + p.K)) * sizeof(float)},
-      stream, x);
+  const Launch l = {.name = "diag_gate",
+                    .grid = {boundaries(p) * p.H},
+                    .threads = kGateThreads,
+                    .shared_bytes = static_cast<std::size_t>(kAlign * (kGateThreads / 32 + p.K)) * sizeof(float)};
+  switch (p.q.dtype) {
+    case DType::BF16: return launch<diag_gate_kernel<bf16>>(l, stream, x);
+    case DType::F16: return launch<diag_gate_kernel<f16>>(l, stream, x);
+    default: return launch<diag_gate_kernel<float>>(l, stream, x);
+  }
 }
 
 }  // namespace fla::cuda

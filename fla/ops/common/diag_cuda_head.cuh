@@ -150,6 +150,10 @@ diag_head_kernel(const DiagParams p) {
           for (int m = 0; m < WM; ++m) {
             mma(o[m][2 * n], state[m], b0);
             mma(o[m][2 * n + 1], state[m], b1);
+            if (p.boundary == Boundary::None) continue;
+            const FragA<T> rest = rest_of<T>(S[m][2 * kk], S[m][2 * kk + 1], state[m]);
+            mma(o[m][2 * n], rest, b0);
+            mma(o[m][2 * n + 1], rest, b1);
           }
         }
       }

@@ -158,6 +158,10 @@ diag_value_kernel(const DiagParams p) {
             const FragA<T> state = to_a<T>(S[m][2 * kk], S[m][2 * kk + 1]);
             mma(o[m][0], state, b0);
             mma(o[m][1], state, b1);
+            if (p.boundary == Boundary::None) continue;
+            const FragA<T> rest = rest_of<T>(S[m][2 * kk], S[m][2 * kk + 1], state);
+            mma(o[m][0], rest, b0);
+            mma(o[m][1], rest, b1);
           }
         }
         const float scale = p.scale * p.update_scale;
