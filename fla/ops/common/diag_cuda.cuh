@@ -429,6 +429,15 @@ FLA_DEVICE std::uint32_t scale_pair(std::uint32_t w, float lo, float hi) {
   return pack2<T>(to_f32(T{static_cast<std::uint16_t>(w)}) * lo, to_f32(T{static_cast<std::uint16_t>(w >> 16U)}) * hi);
 }
 
+// What scale_pair rounds away.
+template <typename T>
+FLA_DEVICE std::uint32_t rest_of_pair(std::uint32_t w, float lo, float hi) {
+  lo *= to_f32(T{static_cast<std::uint16_t>(w)});
+  hi *= to_f32(T{static_cast<std::uint16_t>(w >> 16U)});
+  const std::uint32_t r = pack2<T>(lo, hi);
+  return pack2<T>(lo - to_f32(T{static_cast<std::uint16_t>(r)}), hi - to_f32(T{static_cast<std::uint16_t>(r >> 16U)}));
+}
+
 // What a state's 16-bit form leaves out, as a second operand: gradients of gates are differences of large numbers.
 template <typename T>
 FLA_DEVICE FragA<T> rest_of(const FragC& c0, const FragC& c1, const FragA<T>& a) {

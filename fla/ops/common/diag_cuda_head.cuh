@@ -225,6 +225,34 @@ diag_head_kernel(const DiagParams p) {
         }
       }
     }
+    if (p.boundary != Boundary::None) {
+      FLA_UNROLL
+      for (int m = 0; m < WM; ++m) {
+        FLA_UNROLL
+        for (int c = 0; c < BT / 16; ++c) {
+          load_a_trans(values[m][c], v + (16 * c * kLdV + row + 16 * m), kLdV);
+          FLA_UNROLL
+          for (int w = 0; w < 4; ++w) {
+            const Vec<float, 2> g = G.template load_vec<2>(16 * c + 8 * (w / 2) + frag_col(0));
+            values[m][c].x[w] = rest_of_pair<T>(values[m][c].x[w], p.update_scale * exp2_approx(sum - g.x[0]),
+                                                p.update_scale * exp2_approx(sum - g.x[1]));
+          }
+        }
+      }
+      FLA_UNROLL
+      for (int n = 0; n < KP / 16; ++n) {
+        FLA_UNROLL
+        for (int c = 0; c < BT / 16; ++c) {
+          FragB<T> b0, b1;
+          load_b_trans(b0, b1, k + (16 * c * kLdK + 16 * n), kLdK);
+          FLA_UNROLL
+          for (int m = 0; m < WM; ++m) {
+            mma(S[m][2 * n], values[m][c], b0);
+            mma(S[m][2 * n + 1], values[m][c], b1);
+          }
+        }
+      }
+    }
     keep_at_boundary<KP, WM>(p, a, t + BT, row, S);
   }
 

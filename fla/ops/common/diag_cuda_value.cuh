@@ -254,6 +254,28 @@ diag_value_kernel(const DiagParams p) {
           mma(S[m][2 * n + 1], values[m], b1);
         }
       }
+      if (p.boundary == Boundary::None) continue;
+      FLA_UNROLL
+      for (int m = 0; m < WM; ++m) {
+        load_a_trans(values[m], v + (16 * b * kLdV + row + 16 * m), kLdV);
+        const GateSums& s = sums[m];
+        FLA_UNROLL
+        for (int w = 0; w < 4; ++w) {
+          const float(&L)[2] = s.L[w % 2][w / 2];
+          values[m].x[w] = rest_of_pair<T>(values[m].x[w], p.update_scale * exp2_approx(s.last[w % 2] - L[0]),
+                                           p.update_scale * exp2_approx(s.last[w % 2] - L[1]));
+        }
+      }
+      FLA_UNROLL
+      for (int n = 0; n < KP / 16; ++n) {
+        FragB<T> b0, b1;
+        load_b_trans(b0, b1, k + (16 * b * kLdK + 16 * n), kLdK);
+        FLA_UNROLL
+        for (int m = 0; m < WM; ++m) {
+          mma(S[m][2 * n], values[m], b0);
+          mma(S[m][2 * n + 1], values[m], b1);
+        }
+      }
     }
     keep_at_boundary<KP, WM>(p, a, t + BT, row, S);
   }
