@@ -1,5 +1,6 @@
-// fla_cuda_delta_bench [SHAPE-TEXT]: checks the delta rule's engine against the reference at small shapes on this GPU,
-// then times it: one line per operator, shape and mode. Needs no library beside libc and the driver.
+// fla_cuda_delta_bench [SHAPE-TEXT [OPERATOR [profile]]]: checks the delta rule's engine against the reference at small
+// shapes on this GPU, then times it: one line per operator, shape and mode. With profile nothing is checked and each
+// call runs once, for a profiler. Needs no library beside libc and the driver.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -62,11 +63,13 @@ bool check_backward(const char* name, const DeltaCase& c, const DeviceInfo& devi
 
 struct Shape {
   const char* name;
-  std::int64_t B, T, H, D;
+  std::int64_t B, T, H, HV, D;
 };
-constexpr Shape kShapes[] = {{"B1_T8192_H96_D128", 1, 8192, 96, 128}, {"B2_T16384_H16_D128", 2, 16384, 16, 128},
-                             {"B4_T2048_H16_D128", 4, 2048, 16, 128}, {"B4_T4096_H64_D128", 4, 4096, 64, 128},
-                             {"B8_T2048_H32_D256", 8, 2048, 32, 256}, {"B8_T1024_H8_D64", 8, 1024, 8, 64}};
+constexpr Shape kShapes[] = {
+    {"B1_T8192_H96_D128", 1, 8192, 96, 96, 128},   {"B2_T16384_H16_D128", 2, 16384, 16, 16, 128},
+    {"B4_T4096_H64_D128", 4, 4096, 64, 64, 128},   {"B4_T2048_H16_D128", 4, 2048, 16, 16, 128},
+    {"B8_T2048_H32_D256", 8, 2048, 32, 32, 256},   {"B8_T1024_H8_D64", 8, 1024, 8, 8, 64},
+    {"B1_T32768_H2_HV8_D128", 1, 32768, 2, 8, 128}};
 
 // n numbers f(normal) as T, from a block of random ones repeated.
 template <typename T, typename F>
@@ -93,29 +96,28 @@ std::unique_ptr<DeviceMemory> random_memory(std::int64_t n, F&& f) {
 
 // Median, 10th and 90th percentile of a call of `run`, in ms.
 template <typename F>
-void time_call(const char* op, const char* mode, const Shape& x, const DeltaProblem& p, const DeviceInfo& device,
-               std::size_t bytes, F&& run) {
+void time_call(const char* op, const char* mode, const Shape& x, const DeltaPlan& plan, const DeltaProblem& p,
+               std::size_t bytes, int calls, F&& run) {
   cudaEvent_t begin, end;
   cudaEventCreate(&begin);
   cudaEventCreate(&end);
   std::vector<float> ms;
-  for (int i = 0; i < 30; ++i) {
+  for (int i = 0; i < calls; ++i) {
     cudaEventRecord(begin);
     const Status s = run();
     cudaEventRecord(end);
     if (!s || cudaEventSynchronize(end) != cudaSuccess) {
-      std::printf("%-10s %-19s %s failed: %s %s\n", op, x.name, mode, s.message().c_str(),
+      std::printf("%-10s %-21s %s failed: %s %s\n", op, x.name, mode, s.message().c_str(),
                   cudaGetErrorString(cudaGetLastError()));
       return;
     }
     float t = 0.0F;
     cudaEventElapsedTime(&t, begin, end);
-    if (i >= 10) ms.push_back(t);
+    if (i >= calls / 3) ms.push_back(t);
   }
   std::sort(ms.begin(), ms.end());
-  const DeltaPlan plan = delta_forward_plan(p, device);
   std::printf(
-      "%-10s %-19s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d loaders %d blocks %lld workspace %.1f "
+      "%-10s %-21s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d loaders %d blocks %lld workspace %.1f "
       "MiB\n",
       op, x.name, mode, static_cast<double>(ms[ms.size() / 2]), static_cast<double>(ms[ms.size() / 10]),
       static_cast<double>(ms[ms.size() * 9 / 10]), plan.name, static_cast<int>(plan.columns), plan.stages,
@@ -124,40 +126,42 @@ void time_call(const char* op, const char* mode, const Shape& x, const DeltaProb
   cudaEventDestroy(end);
 }
 
-void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device) {
-  const std::int64_t rows = x.B * x.T * x.H, n = rows * x.D;
+void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device, int calls) {
+  const std::int64_t rows = x.B * x.T * x.HV, n = rows * x.D, nk = x.B * x.T * x.H * x.D;
   const auto same = [](float y) { return y; };
   const auto decay = [](float y) { return -std::log1p(std::exp(-y)); };
-  const auto q = random_memory<bf16>(n, same), k = random_memory<bf16>(n, same), v = random_memory<bf16>(n, same),
+  const auto q = random_memory<bf16>(nk, same), k = random_memory<bf16>(nk, same), v = random_memory<bf16>(n, same),
              o = random_memory<bf16>(n, same);
   const auto beta = random_memory<float>(rows, [](float y) { return 1.0F / (1.0F + std::exp(-y)); });
   const auto g = random_memory<float>(rows, decay);
   const auto gk = random_memory<bf16>(gate == Gate::Channel ? n : 1, decay);
-  const DeviceMemory ht(static_cast<std::size_t>(x.B * x.H * x.D * x.D * 4));
+  const DeviceMemory ht(static_cast<std::size_t>(x.B * x.HV * x.D * x.D * 4));
   DeltaProblem p;
   p.B = p.N = x.B;
   p.T = x.T;
-  p.H = p.HV = x.H;
+  p.H = x.H;
+  p.HV = x.HV;
   p.K = p.V = x.D;
   p.scale = 1.0 / std::sqrt(static_cast<double>(x.D));
   p.erase = gate == Gate::None ? Erase::Plain : Erase::Decayed;
   p.q = TensorView(static_cast<bf16*>(q->data()), {x.B, x.T, x.H, x.D});
   p.k = TensorView(static_cast<bf16*>(k->data()), {x.B, x.T, x.H, x.D});
-  p.v = TensorView(static_cast<bf16*>(v->data()), {x.B, x.T, x.H, x.D});
-  p.o = TensorView(static_cast<bf16*>(o->data()), {x.B, x.T, x.H, x.D});
-  p.beta = TensorView(static_cast<float*>(beta->data()), {x.B, x.T, x.H});
-  if (gate == Gate::Head) p.g = TensorView(static_cast<float*>(g->data()), {x.B, x.T, x.H});
-  if (gate == Gate::Channel) p.gk = TensorView(static_cast<bf16*>(gk->data()), {x.B, x.T, x.H, x.D});
+  p.v = TensorView(static_cast<bf16*>(v->data()), {x.B, x.T, x.HV, x.D});
+  p.o = TensorView(static_cast<bf16*>(o->data()), {x.B, x.T, x.HV, x.D});
+  p.beta = TensorView(static_cast<float*>(beta->data()), {x.B, x.T, x.HV});
+  if (gate == Gate::Head) p.g = TensorView(static_cast<float*>(g->data()), {x.B, x.T, x.HV});
+  if (gate == Gate::Channel) p.gk = TensorView(static_cast<bf16*>(gk->data()), {x.B, x.T, x.HV, x.D});
   p.normalize_q = p.normalize_k = true;
-  p.ht = TensorView(static_cast<float*>(ht.data()), {x.B, x.H, x.D, x.D});
+  p.ht = TensorView(static_cast<float*>(ht.data()), {x.B, x.HV, x.D, x.D});
   {
     const std::size_t bytes = delta_forward_workspace(p, device);
     const DeviceMemory ws(bytes);
     const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
-    time_call(op, "fwd", x, p, device, bytes, [&] { return delta_forward(p, device, {}, space); });
+    time_call(op, "fwd", x, delta_forward_plan(p, device), p, bytes, calls,
+              [&] { return delta_forward(p, device, {}, space); });
   }
   const auto do_ = random_memory<bf16>(n, same);
-  const DeviceMemory dq(static_cast<std::size_t>(2 * n)), dk(static_cast<std::size_t>(2 * n)),
+  const DeviceMemory dq(static_cast<std::size_t>(2 * nk)), dk(static_cast<std::size_t>(2 * nk)),
       dv(static_cast<std::size_t>(2 * n)), dbeta(static_cast<std::size_t>(4 * rows)),
       dg(static_cast<std::size_t>(gate == Gate::Channel ? 2 * n : 4 * rows));
   const auto like = [](const TensorView& t, const DeviceMemory& m) {
@@ -175,18 +179,14 @@ void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device) 
   const std::size_t bytes = delta_backward_workspace(p, device);
   const DeviceMemory ws(bytes);
   const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
-  time_call(op, "bwd", x, p, device, bytes, [&] { return delta_backward(p, device, {}, space); });
+  time_call(op, "bwd", x, delta_backward_plan(p, device), p, bytes, calls,
+            [&] { return delta_backward(p, device, {}, space); });
 }
 
-int run(const std::string& only) {
-  const auto info = device_info(0);
-  if (!info) {
-    std::printf("%s\n", info.status().message().c_str());
-    return 77;
-  }
+bool check_all(const DeviceInfo& device) {
   bool good = true;
-  good &= check("F32 head", {.T = 100, .HV = 2, .K = 128, .V = 100, .type = DType::F32}, *info, 2e-6);
-  good &= check("F32 channel", {.T = 100, .HV = 2, .K = 60, .V = 60, .type = DType::F32, .gate = Gate::Channel}, *info,
+  good &= check("F32 head", {.T = 100, .HV = 2, .K = 128, .V = 100, .type = DType::F32}, device, 2e-6);
+  good &= check("F32 channel", {.T = 100, .HV = 2, .K = 60, .V = 60, .type = DType::F32, .gate = Gate::Channel}, device,
                 2e-6);
   for (const DType t : {DType::BF16, DType::F16}) {
     for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
@@ -198,18 +198,19 @@ int run(const std::string& only) {
         const Erase erase = gate == Gate::None ? Erase::Plain : Erase::Decayed;
         good &= check(name.c_str(),
                       {.B = 2, .T = 333, .H = 2, .HV = 4, .K = D, .V = D, .type = t, .gate = gate, .erase = erase},
-                      *info, 4e-3);
+                      device, 4e-3);
       }
     }
   }
-  good &= check("strong head",
-                {.T = 500, .H = 2, .HV = 2, .K = 128, .V = 128, .strong_share = 0.3F, .zero_share = 0.3F}, *info, 4e-3);
+  good &=
+      check("strong head", {.T = 500, .H = 2, .HV = 2, .K = 128, .V = 128, .strong_share = 0.3F, .zero_share = 0.3F},
+            device, 4e-3);
   good &= check(
       "strong channel",
       {.T = 500, .H = 2, .HV = 2, .K = 128, .V = 128, .gate = Gate::Channel, .strong_share = 0.3F, .zero_share = 0.3F},
-      *info, 4e-3);
+      device, 4e-3);
   good &= check("packed head", {.T = 700, .H = 2, .HV = 2, .K = 128, .V = 128, .cu = {0, 0, 1, 33, 290, 290, 700}},
-                *info, 4e-3);
+                device, 4e-3);
   for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
     for (const std::int64_t D : {64, 128, 256}) {
       const std::string name = "BF16 D" + std::to_string(D) +
@@ -217,16 +218,29 @@ int run(const std::string& only) {
                                 : gate == Gate::Head ? " head"
                                                      : " channel");
       const Erase erase = gate == Gate::None ? Erase::Plain : Erase::Decayed;
-      good &= check_backward(
-          name.c_str(), {.B = 2, .T = 333, .H = 2, .HV = 4, .K = D, .V = D, .gate = gate, .erase = erase}, *info, 1e-2);
+      good &= check_backward(name.c_str(),
+                             {.B = 2, .T = 333, .H = 2, .HV = 4, .K = D, .V = D, .gate = gate, .erase = erase}, device,
+                             1e-2);
     }
   }
   std::fflush(stdout);
+  return good;
+}
+
+int run(const std::string& only, const std::string& op, bool profile) {
+  const auto info = device_info(0);
+  if (!info) {
+    std::printf("%s\n", info.status().message().c_str());
+    return 77;
+  }
+  const bool good = profile || check_all(*info);
+  constexpr std::pair<const char*, Gate> kOperators[] = {
+      {"delta_rule", Gate::None}, {"gdn", Gate::Head}, {"kda", Gate::Channel}};
   for (const Shape& x : kShapes) {
-    if (!only.empty() && std::string(x.name).find(only) == std::string::npos) continue;
-    bench("delta_rule", Gate::None, x, *info);
-    bench("gdn", Gate::Head, x, *info);
-    bench("kda", Gate::Channel, x, *info);
+    if (std::string(x.name).find(only) == std::string::npos) continue;
+    for (const auto& [name, gate] : kOperators) {
+      if (op.empty() || op == name) bench(name, gate, x, *info, profile ? 1 : 21);
+    }
     std::fflush(stdout);
   }
   return good ? 0 : 1;
@@ -235,4 +249,4 @@ int run(const std::string& only) {
 }  // namespace
 }  // namespace fla::cuda
 
-int main(int argc, char** argv) { return fla::cuda::run(argc > 1 ? argv[1] : ""); }
+int main(int argc, char** argv) { return fla::cuda::run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "", argc > 3); }
