@@ -143,7 +143,8 @@ TEST(CudaDeltaChunk, PackedWithEmptySequences) {
 }
 TEST(CudaDeltaChunk, WideKey) { check({.T = 64, .H = 1, .HV = 1, .K = 256, .V = 32}, DeltaKernel::Chunk, kSixteen); }
 TEST(CudaDeltaChunk, NarrowKey) { check({.T = 64, .H = 1, .HV = 1, .K = 40, .V = 24}, DeltaKernel::Chunk, kSixteen); }
-TEST(CudaDeltaChunk, NoTokens) { check({.T = 0, .H = 1, .HV = 1}, DeltaKernel::Chunk, 0.0); }
+TEST(CudaDeltaToken, NoTokens) { check({.T = 0, .H = 1, .HV = 1}, DeltaKernel::Token, 0.0); }
+TEST(CudaDeltaChunk, NoTokens) { check({.T = 0, .H = 1, .HV = 1, .cu = {0, 0, 0}}, DeltaKernel::Chunk, 0.0); }
 
 TEST(CudaDeltaChunk, GateOfChannels) {
   check({.T = 101, .H = 1, .HV = 2, .K = 128, .V = 64, .gate = Gate::Channel}, DeltaKernel::Chunk, kSixteen);
@@ -327,7 +328,10 @@ TEST(CudaDelta, Refusals) {
   EXPECT_EQ(delta_refusal(p, device()), "k: needs one row per token, got 2");
   p = d.device;
   p.slots.steps = p.h0;
-  EXPECT_EQ(delta_refusal(p, device()), "slots: not supported");
+  EXPECT_EQ(delta_backward_refusal(p, device()), "slots: have no gradient");
+  p = d.device;
+  p.h0.dtype = DType::F64;
+  EXPECT_EQ(delta_refusal(p, device()), "initial_state: needs F32, F16 or BF16, got F64");
   p = d.device;
   p.K = 257;
   EXPECT_EQ(delta_refusal(p, device()), "K: needs at most 256, got 257");

@@ -11,7 +11,7 @@ namespace fla::cuda {
 
 namespace {
 
-constexpr std::int64_t kMostWidth = 256;
+constexpr std::int64_t kMostWidth = 256, kDecodeTokens = 8;
 
 // Why the chunk kernels cannot serve the problem. The checks of alignment look at addresses and strides only.
 std::string chunk_refusal(const DeltaProblem& p) {
@@ -27,6 +27,8 @@ std::string chunk_refusal(const DeltaProblem& p) {
   if (p.K % 8 != 0) return "K: needs a multiple of 8, got " + std::to_string(p.K);
   if (p.V % 8 != 0) return "V: needs a multiple of 8, got " + std::to_string(p.V);
   if (p.reverse) return "reverse: needs tokens in their order";
+  if (p.slots.indices || p.slots.steps) return "slots: need the token kernel";
+  if (!p.cu_seqlens && p.T <= kDecodeTokens) return "T: needs more than 8 tokens, got " + std::to_string(p.T);
   if (p.gv) return "gv: needs the token kernel";
   if (p.beta.ndim == 4) return "beta: needs [B, T, HV]";
   if (p.g && p.gk) return "gk: needs to be the only gate";
@@ -97,7 +99,9 @@ std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device) {
   }
   if (p.R != 1) return "k: needs one row per token, got " + std::to_string(p.R);
   if (p.w) return "w: not supported";
-  if (p.slots.indices || p.slots.steps) return "slots: not supported";
+  for (const auto& [name, t] : {std::pair{"initial_state", &p.h0}, {"final_state", &p.ht}}) {
+    if (t->present() && t->dtype == DType::F64) return std::string(name) + ": needs F32, F16 or BF16, got F64";
+  }
   if (p.K > kMostWidth) return "K: needs at most 256, got " + std::to_string(p.K);
   if (p.V > kMostWidth) return "V: needs at most 256, got " + std::to_string(p.V);
   return {};
@@ -159,6 +163,7 @@ Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream str
 
 std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& device) {
   if (std::string why = delta_refusal(p, device); !why.empty()) return why;
+  if (p.slots.indices || p.slots.steps) return "slots: have no gradient";
   if (p.gv) return "gv: has no gradient";
   if (p.g && p.gk) return "gk: has no gradient beside g";
   if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: has a gradient only where the decayed state is read";

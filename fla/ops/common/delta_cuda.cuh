@@ -32,6 +32,7 @@ inline TypedView typed(const TensorView& t) { return {view(t), t.dtype}; }
 
 struct DeltaArgs {
   TypedView q, k, v, beta, g, gk, gv, A_log, dt_bias, h0, o, ht, h, cu_seqlens;
+  TypedView slot_indices, accepted, steps;                           // the SlotTable
   TypedView do_, dht, dq, dk, dv, dbeta, dg, dA_log, ddt_bias, dh0;  // dg: of g, or of gk where g is absent
   std::int64_t T = 0, N = 0, h_chunk = 64;
   int H = 0, HV = 0, K = 0, V = 0;
@@ -39,6 +40,7 @@ struct DeltaArgs {
   GateActivation::Kind gate = GateActivation::Kind::None;
   bool gate_of_g = false;  // else of gk
   bool normalize_q = false, normalize_k = false, reverse = false, decayed = false, beta_per_value = false;
+  bool slots_by_token = false;
 };
 
 // Fills what the host knows; for kernels.
@@ -58,6 +60,10 @@ inline DeltaArgs delta_args(const DeltaProblem& p) {
   a.ht = typed(p.ht);
   a.h = typed(p.h);
   a.cu_seqlens = typed(p.cu_seqlens);
+  a.slot_indices = typed(p.slots.indices);
+  a.slots_by_token = p.slots.by_token();
+  a.accepted = typed(p.slots.accepted);
+  a.steps = typed(p.slots.steps);
   a.do_ = typed(p.do_);
   a.dht = typed(p.dht);
   a.dq = typed(p.dq);
@@ -86,6 +92,15 @@ inline DeltaArgs delta_args(const DeltaProblem& p) {
   a.decayed = p.erase == Erase::Decayed;
   a.beta_per_value = p.beta.ndim == 4;
   return a;
+}
+
+template <typename T>
+FLA_DEVICE float low_half(std::uint32_t x) {
+  return to_f32(T{static_cast<std::uint16_t>(x)});
+}
+template <typename T>
+FLA_DEVICE float high_half(std::uint32_t x) {
+  return to_f32(T{static_cast<std::uint16_t>(x >> 16)});
 }
 
 // Tokens of a sequence: row of the batch, first token, count.

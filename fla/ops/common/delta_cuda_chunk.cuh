@@ -70,15 +70,6 @@ FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, float mult
   return g < kStrongestGate ? kStrongestGate : g;
 }
 
-template <typename T>
-FLA_DEVICE float low_half(std::uint32_t x) {
-  return to_f32(T{static_cast<std::uint16_t>(x)});
-}
-template <typename T>
-FLA_DEVICE float high_half(std::uint32_t x) {
-  return to_f32(T{static_cast<std::uint16_t>(x >> 16)});
-}
-
 template <typename G>
 FLA_DEVICE void load_gate_column(const View& gk, std::int64_t row, std::int64_t first, int hv, int channel, int rows,
                                  float (&x)[kBT]) {

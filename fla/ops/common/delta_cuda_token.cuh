@@ -1,5 +1,4 @@
-// What the token kernels share: the rows of a few tokens in shared memory as fp32. 256 threads serve 32 value channels:
-// 8 lanes share one, each keeps every eighth key channel of its state.
+// What the token kernels share: the rows of a few tokens in shared memory as fp32, and what a forward keeps.
 #pragma once
 
 #include "fla/ops/common/delta_cuda.cuh"
@@ -7,6 +6,8 @@
 
 namespace fla::cuda {
 
+// Of the backward's kernels: 256 threads serve 32 value channels, 8 lanes share one, each keeps every eighth key
+// channel of its state.
 inline constexpr int kTokenColumns = 32, kTokenThreads = 8 * kTokenColumns, kTokenWarps = kTokenThreads / 32;
 
 // What a forward keeps for the backward: z_t = v_t - S^T k_t and the state before every kKeptTokens tokens and at the
@@ -48,10 +49,10 @@ FLA_DEVICE std::int64_t token_at(const DeltaArgs& p, const Span& s, std::int64_t
   return s.begin + (p.reverse ? s.length - 1 - t : t);
 }
 
-// Reads one token of q or k by a warp, normalised if asked.
+// Reads one token of q or k by a warp, normalised if asked, times `by`.
 template <int KP>
 FLA_DEVICE void stage_row(const TypedView& x, std::int64_t row, std::int64_t t, int head, int K, bool unit,
-                          Shared<float> to) {
+                          Shared<float> to, float by = 1.0F) {
   float r[KP / 32], sum = 0.0F;
   FLA_UNROLL
   for (int i = 0; i < KP / 32; ++i) {
@@ -59,7 +60,7 @@ FLA_DEVICE void stage_row(const TypedView& x, std::int64_t row, std::int64_t t, 
     r[i] = c < K ? x.load(row, t, head, c) : 0.0F;
     sum += r[i] * r[i];
   }
-  const float by = unit ? inverse_norm(warp_sum(sum)) : 1.0F;
+  if (unit) by *= inverse_norm(warp_sum(sum));
   FLA_UNROLL
   for (int i = 0; i < KP / 32; ++i) to.store(lane_id() + 32 * i, r[i] * by);
 }
