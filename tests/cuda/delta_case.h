@@ -34,6 +34,11 @@ struct DeltaCase {
   bool initial = true, state_v_first = false, states = false;
   std::int64_t h_chunk = 64;
   bool reverse = false, strided = false;
+  DType state_type = DType::F32;
+  // A table of slots, `columns` a sequence or one axis where 0, on a pool of `pool` states that is written in place.
+  std::int64_t pool = 0, columns = 0;
+  std::vector<std::int64_t> indices = {}, accepted = {};
+  bool steps = false;
   Erase erase = Erase::Decayed;
   unsigned seed = 1;
 };
@@ -76,6 +81,11 @@ struct Twin {
       case DType::F16: {
         const f16 y = to_f16(x);
         std::memcpy(&host[2 * i], &y, 2);
+        break;
+      }
+      case DType::F64: {
+        const auto y = static_cast<double>(x);
+        std::memcpy(&host[8 * i], &y, 8);
         break;
       }
       default: break;
@@ -131,8 +141,8 @@ inline double relative_rms(const std::vector<double>& got, const std::vector<dou
 
 // Inputs and outputs of one case. The reference writes F32 or wider outputs of its own.
 struct DeltaData {
-  Twin q, k, v, beta, g, A_log, dt_bias, h0, o, ht, h, cu;
-  Twin o_ref, ht_ref, h_ref;
+  Twin q, k, v, beta, g, A_log, dt_bias, h0, o, ht, h, cu, indices, accepted, steps;
+  Twin o_ref, ht_ref, h_ref, steps_ref;
   Twin do_, dht;
   struct Gradient {
     const char* name;
@@ -198,14 +208,36 @@ struct DeltaData {
       dt_bias = head ? Twin(DType::F32, {c.HV}, &x) : Twin(DType::F32, {c.HV, c.K}, &x);
     }
     const std::int64_t S1 = c.state_v_first ? c.V : c.K, S2 = c.state_v_first ? c.K : c.V;
+    const std::int64_t states = c.pool > 0 ? c.pool : N;
+    std::vector<float> initial;
     if (c.initial) {
-      const auto x = fill(count({N, c.HV, c.K, c.V}), [&] { return normal(rng); });
-      h0 = Twin(DType::F32, {N, c.HV, S1, S2}, &x);
+      initial = fill(count({states, c.HV, c.K, c.V}), [&] { return round_to(c.state_type, normal(rng)); });
+      h0 = Twin(c.state_type, {states, c.HV, S1, S2}, &initial);
     }
     o = Twin(c.type, {c.B, c.T, c.HV, c.V});
     ht = Twin(DType::F32, {N, c.HV, S1, S2});
     o_ref = Twin(DType::F64, {c.B, c.T, c.HV, c.V});
-    ht_ref = Twin(DType::F64, {N, c.HV, S1, S2});
+    ht_ref = Twin(DType::F64, {states, c.HV, S1, S2});
+    if (c.pool > 0) {
+      for (std::size_t i = 0; i < initial.size(); ++i) ht_ref.set(i, initial[i]);
+      const auto table = [](const std::vector<std::int64_t>& x, std::vector<std::int64_t> dims) {
+        Twin t;
+        t.view = TensorView(nullptr, DType::I64, dims);
+        t.host.resize(8 * x.size());
+        std::memcpy(t.host.data(), x.data(), t.host.size());
+        t.finish();
+        return t;
+      };
+      if (!c.indices.empty()) {
+        indices =
+            table(c.indices, c.columns > 0 ? std::vector<std::int64_t>{N, c.columns} : std::vector<std::int64_t>{N});
+      }
+      if (!c.accepted.empty()) accepted = table(c.accepted, {N});
+    }
+    if (c.steps) {
+      steps = Twin(c.state_type, {c.B, c.T, c.HV, S1, S2});
+      steps_ref = Twin(DType::F64, {c.B, c.T, c.HV, S1, S2});
+    }
     if (c.states) {
       std::int64_t nt = 0;
       if (c.cu.empty()) {
@@ -301,7 +333,8 @@ struct DeltaData {
     p.beta_sigmoid = c.beta_sigmoid;
     p.h0 = swapped(of(h0), c.state_v_first);
     p.o = of(on_device ? o : o_ref);
-    p.ht = swapped(of(on_device ? ht : ht_ref), c.state_v_first);
+    p.ht = swapped(of(!on_device ? ht_ref : c.pool > 0 ? h0 : ht), c.state_v_first);
+    p.slots = {of(indices), of(accepted), swapped(of(on_device ? steps : steps_ref), c.state_v_first)};
     p.h = swapped(of(on_device ? h : h_ref), c.state_v_first);
     p.h_chunk = c.h_chunk;
     p.do_ = of(do_);

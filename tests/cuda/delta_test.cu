@@ -143,6 +143,88 @@ TEST(CudaDeltaChunk, PackedWithEmptySequences) {
 }
 TEST(CudaDeltaChunk, WideKey) { check({.T = 64, .H = 1, .HV = 1, .K = 256, .V = 32}, DeltaKernel::Chunk, kSixteen); }
 TEST(CudaDeltaChunk, NarrowKey) { check({.T = 64, .H = 1, .HV = 1, .K = 40, .V = 24}, DeltaKernel::Chunk, kSixteen); }
+// A pool of states after a call and the state after every token, within `limit` of the reference.
+void check_pool(const DeltaCase& c, double limit, double state_limit) {
+  DeltaData first(c);
+  ASSERT_TRUE(run_delta_reference(first.host).ok());
+  std::vector<std::byte> o, pool;
+  for (int order = 0; order < kOrders; ++order) {
+    use_order(order);
+    DeltaData d(c);
+    EXPECT_EQ(delta_forward_plan(d.device, device()).kernel, DeltaKernel::Token);
+    run_delta(d.device, device());
+    if (::testing::Test::HasFatalFailure()) return;
+    if (order == 0) {
+      o = d.o.device_bytes();
+      pool = d.h0.device_bytes();
+      EXPECT_LE(relative_rms(d.o.device_values(), first.o_ref.host_values()), limit);
+      EXPECT_LE(relative_rms(d.h0.device_values(), first.ht_ref.host_values()), state_limit);
+      if (c.steps) {
+        EXPECT_LE(relative_rms(d.steps.device_values(), first.steps_ref.host_values()), state_limit);
+      }
+    }
+    EXPECT_TRUE(d.o.device_bytes() == o) << "order " << order;
+    EXPECT_TRUE(d.h0.device_bytes() == pool) << "order " << order;
+  }
+}
+TEST(CudaDeltaPool, OneTokenWithPadding) {
+  check_pool({.B = 4, .T = 1, .H = 1, .HV = 2, .K = 128, .V = 128, .pool = 6, .indices = {4, -1, 0, 5}}, kSixteen,
+             kExact);
+}
+TEST(CudaDeltaPool, SixteenBitStates) {
+  for (const DType type : {DType::BF16, DType::F16}) {
+    for (const bool v_first : {false, true}) {
+      check_pool({.B = 3,
+                  .T = 2,
+                  .H = 1,
+                  .HV = 2,
+                  .K = 64,
+                  .V = 40,
+                  .gate = Gate::Channel,
+                  .state_v_first = v_first,
+                  .state_type = type,
+                  .pool = 5,
+                  .indices = {2, 0, 4}},
+                 kSixteen, kSixteen);
+    }
+  }
+}
+TEST(CudaDeltaPool, ASlotForEveryToken) {
+  check_pool({.B = 3,
+              .T = 3,
+              .H = 1,
+              .HV = 1,
+              .K = 256,
+              .V = 24,
+              .type = DType::F32,
+              .gate = Gate::Channel,
+              .activation = GateActivation::Kind::Bounded,
+              .beta_sigmoid = 1.0,
+              .state_v_first = true,
+              .pool = 12,
+              .columns = 4,
+              .indices = {3, 1, 2, 0, -1, -1, -1, -1, 11, 10, 9, 8},
+              .accepted = {4, 1, 2},
+              .steps = true},
+             kExact, kExact);
+}
+TEST(CudaDeltaPool, NarrowStatesWithoutTable) {
+  check_pool({.B = 2, .T = 8, .H = 1, .HV = 1, .K = 37, .V = 19, .type = DType::F32, .pool = 2, .steps = true}, kExact,
+             kExact);
+}
+TEST(CudaDeltaPool, PackedSequencesOfAnyLength) {
+  check_pool({.T = 21,
+              .H = 1,
+              .HV = 1,
+              .K = 32,
+              .V = 16,
+              .type = DType::F32,
+              .cu = {0, 0, 17, 18, 21},
+              .pool = 7,
+              .indices = {6, 2, 5, -1}},
+             kExact, kExact);
+}
+
 TEST(CudaDeltaToken, NoTokens) { check({.T = 0, .H = 1, .HV = 1}, DeltaKernel::Token, 0.0); }
 TEST(CudaDeltaChunk, NoTokens) { check({.T = 0, .H = 1, .HV = 1, .cu = {0, 0, 0}}, DeltaKernel::Chunk, 0.0); }
 
