@@ -33,6 +33,9 @@ std::string chunk_refusal(const DeltaProblem& p) {
   if (p.beta.ndim == 4) return "beta: needs [B, T, HV]";
   if (p.g && p.gk) return "gk: needs to be the only gate";
   if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: needs an operator that reads the decayed state";
+  if (p.chunk > 0 && p.chunk < kDeltaBT) {
+    return "chunk_size: needs at least 32, got " + std::to_string(p.chunk);
+  }
   if (p.h && p.h_chunk % kDeltaBT != 0) {
     return "h: needs states every multiple of 32 tokens, got " + std::to_string(p.h_chunk);
   }
@@ -97,6 +100,7 @@ std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device) {
            : p.erase == Erase::General ? "a, b: not supported"
                                        : "erase: not supported";
   }
+  if (p.q.dtype == DType::F64) return "q: needs F32, F16 or BF16, got F64";
   if (p.R != 1) return "k: needs one row per token, got " + std::to_string(p.R);
   if (p.w) return "w: not supported";
   for (const auto& [name, t] : {std::pair{"initial_state", &p.h0}, {"final_state", &p.ht}}) {
@@ -105,6 +109,13 @@ std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device) {
   if (p.K > kMostWidth) return "K: needs at most 256, got " + std::to_string(p.K);
   if (p.V > kMostWidth) return "V: needs at most 256, got " + std::to_string(p.V);
   return {};
+}
+
+std::string DeltaPlan::text() const {
+  if (kernel == DeltaKernel::Token) return std::string(name) + " (" + why_token + ")";
+  return std::string(name) + ", K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
+         (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
+         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" + (loaders ? ", loading warps" : "");
 }
 
 DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {

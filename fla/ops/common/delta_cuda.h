@@ -17,13 +17,14 @@ enum class DeltaKernel : std::uint8_t { Chunk, Token };
 // What a call runs: a pure function of the problem's shape and of the device.
 struct DeltaPlan {
   DeltaKernel kernel = DeltaKernel::Token;
-  const char* name = "";     // as `fla explain` prints it
+  const char* name = "";
   std::string why_token;     // why the tensor cores cannot serve the problem; empty where they do
   std::int64_t width = 0;    // key channels that a block is compiled for
   std::int64_t columns = 0;  // value channels of a block
   std::int64_t parts = 0;    // blocks that share the value channels of a head
   int stages = 0;            // chunks in shared memory at a time
   bool loaders = false;      // whether a block has warps that only load
+  std::string text() const;  // as `fla explain` prints it
 };
 
 // Why the engine cannot serve the problem; empty where it can.

@@ -1,0 +1,14 @@
+#include "fla/ops/common/delta_cuda_kernels.h"
+#include "fla/ops/kda/kda_problem.h"
+
+namespace fla {
+
+void register_kda_cuda(Registry& r) {
+  r.add_backend("kda", cuda_backend());
+  register_cuda_engine(r, kChunkKda, kChunkKdaBackward, kDeltaCuda);
+  register_cuda_engine(r, kFusedRecurrentKda, kFusedRecurrentKdaBackward, kDeltaCuda);
+  register_cuda_engine(r, kKdaStep, kDeltaCuda);
+  register_cuda_engine(r, kFusedRecurrentKdaFwd, kDeltaCuda);
+}
+
+}  // namespace fla
