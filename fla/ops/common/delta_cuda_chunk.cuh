@@ -178,23 +178,14 @@ FLA_DEVICE void copy_rows(Shared<T> to, int ld, const T* from, std::int64_t stri
   }
 }
 
-// A warp's operand tile (16 value channels i_v, 16 key channels j) of a chunk's state, 16 bytes a lane as the registers
-// hold it.
-template <typename T>
-FLA_DEVICE std::int64_t state_tile(std::int64_t item, int value_tiles, int i_v, int key_tiles, int j) {
-  return ((item * value_tiles + i_v) * key_tiles + j) * 256 + 8 * lane_id();
-}
+// A warp's operand tile (16 value channels i_v, 16 key channels j) of a chunk's state: four 8 x 8 matrices of 8 value
+// channels with 8 keys beside each other, keys fastest between them. A key tile's value tiles follow each other.
 template <typename T>
 FLA_DEVICE void store_state_tile(T* states, std::int64_t item, int value_tiles, int i_v, int key_tiles, int j,
                                  const FragA<T>& a) {
-  store_global<4>(reinterpret_cast<std::uint32_t*>(states + state_tile<T>(item, value_tiles, i_v, key_tiles, j)),
-                  Vec<std::uint32_t, 4>{{a.x[0], a.x[1], a.x[2], a.x[3]}});
-}
-template <typename T>
-FLA_DEVICE Vec<std::uint32_t, 4> load_state_tile(const T* states, std::int64_t item, int value_tiles, int i_v,
-                                                 int key_tiles, int j) {
-  return load_global<4>(
-      reinterpret_cast<const std::uint32_t*>(states + state_tile<T>(item, value_tiles, i_v, key_tiles, j)));
+  auto* to = reinterpret_cast<std::uint32_t*>(states + ((item * key_tiles + j) * value_tiles + i_v) * 256) + lane_id();
+  FLA_UNROLL
+  for (int i = 0; i < 4; ++i) to[32 * i] = a.x[i];
 }
 
 // ---- host

@@ -47,6 +47,10 @@ struct DeltaChunkSpace;
 template <typename T>
 Status launch_chunk(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
 
+// What of the backward is parallel over chunks, after the states, adjoints, E and dVbar are there.
+template <typename T>
+Status launch_gradient(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
+
 // dA_log and ddt_bias from sums over the slots' chunks: [slots, HV, 1 + C], C = 1 for a gate per head, else K.
 Status delta_parameter_gradients(const DeltaProblem& p, const float* partials, std::int64_t slots, Stream stream);
 

@@ -1,0 +1,726 @@
+// delta_gradient_kernel: the part of the backward that is parallel over chunks; equations (6) to (10) are in
+// delta_cuda_chunk_bwd.cuh. A block serves a (slot, key head), a warp 16 key channels of all its tokens: what belongs
+// to a (token, channel) stays in one lane's registers from the products with the states to the gradients.
+//   P_ij = scale r_i r'_j dP_ij (j <= i),  L_ij = -r'_i r'_j dL_ij (j < i)   r, r': what normalises a row of q, of k
+//   (1)
+// are rounded to 16 bits once, so that <q, dq> and <k, u> of a pair of tokens cancel; the rows of q and k stay as
+// given. A gate per head is part of P and L. A gate per channel leaves no pair of factors for all pairs of rows: the
+// pairs whose highest differing bit is b go through m, the last row of the lower half of 2^{b+1} rows: 2^{G_i - G_j} =
+// 2^{G_i - G_m} 2^{G_m - G_j}, both exponents at most 0; a product for each b.
+// grid     slots * H in x; 2 KP threads
+// shared   states and adjoints (a warp's own, later its decayed rows and its sums), q, k, dO, E, dVbar, P, L
+#pragma once
+
+#include <algorithm>
+
+#include "fla/ops/common/delta_cuda_chunk.cuh"
+
+namespace fla::cuda {
+
+inline constexpr int kLdP = kBT + 8, kLdR = 24;  // row pitches of P and L, and of a warp's decayed rows
+
+struct GradientLayout {
+  int value_width, ldK, ldV, ldF, own;                     // own: bytes of a warp's states and adjoints
+  int states, Q, K, dO, E, dV, P, L, rows, TQ, TK, bytes;  // offsets
+
+  FLA_HOST_DEVICE GradientLayout(int width, int value_tiles, bool group) {
+    value_width = 16 * value_tiles;
+    ldK = width + 8;
+    ldV = value_width + 8;
+    ldF = width + 4;
+    own = value_tiles * 1024 < 4 * kBT * kLdR ? 4 * kBT * kLdR : value_tiles * 1024;
+    states = 0;
+    Q = width / 16 * own;
+    K = Q + 2 * kBT * ldK;
+    dO = K + 2 * kBT * ldK;
+    E = dO + 2 * kBT * ldV;
+    dV = E + 2 * kBT * ldV;
+    P = dV + 2 * kBT * ldV;
+    L = P + 2 * kBT * kLdP;
+    rows = L + 2 * kBT * kLdP;
+    TQ = rows + 4 * (10 * kBT + 8);
+    TK = TQ + (group ? 4 * kBT * ldF : 0);
+    bytes = TK + (group ? 4 * kBT * ldF : 0);
+  }
+};
+
+// Row of element f of tile m, channel of element f of tile n in a warp's [BT, 16].
+FLA_DEVICE int tile_row(int m, int f) { return 16 * m + frag_row(f); }
+FLA_DEVICE int tile_channel(int n, int f) { return 8 * n + frag_col(f); }
+
+// Starts the copy of [BT, width] to shared memory, zeros past rows and columns; both widths are multiples of 8.
+template <typename T>
+FLA_DEVICE void fetch_rows(Shared<T> to, int ld, const T* from, std::int64_t stride, int width, int rows, int columns) {
+  for (int i = thread_id(); i < kBT * width / 8; i += block_threads()) {
+    const int r = i / (width / 8), col = i % (width / 8) * 8;
+    const bool inside = r < rows && col < columns;
+    cp_async<16>(to + (r * ld + col), inside ? from + (r * stride + col) : from, inside ? 16 : 0);
+  }
+}
+
+// The bits of a word of a P tile's 8 x 8 block on the diagonal, two neighbours beside column 2t of row g, that belong
+// to pairs whose highest differing bit is b. Transposed: rows are j.
+FLA_DEVICE std::uint32_t pair_mask(int b, bool transposed) {
+  std::uint32_t mask = 0;
+  FLA_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    const int g = lane_id() / 4, t = frag_col(e), later = transposed ? t : g, earlier = transposed ? g : t;
+    if (later > earlier && (later ^ earlier) >> b == 1) mask |= 0xffffU << (16 * e);
+  }
+  return mask;
+}
+
+// x summed over the lanes that share t, g from 0 to 7.
+FLA_DEVICE float sum_rows(float x) {
+  FLA_UNROLL
+  for (int by = 4; by < 32; by *= 2) x += shuffle_xor(x, by);
+  return x;
+}
+
+// Gates of a warp's [BT, 16] as a lane's elements [m][n][f], before or after activation.
+using GateTile = float[2][2][4];
+
+template <typename G>
+FLA_DEVICE void load_gates(const View& gk, std::int64_t row, std::int64_t first, int hv, int channel, int rows,
+                           int channels, GateTile& x) {
+  FLA_UNROLL
+  for (int m = 0; m < 2; ++m) {
+    FLA_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      FLA_UNROLL
+      for (int f = 0; f < 4; ++f) {
+        const int r = tile_row(m, f), c = channel + tile_channel(n, f);
+        x[m][n][f] = r < rows && c < channels ? to_f32(*gk.at<G>(row, first + r, hv, c)) : 0.0F;
+      }
+    }
+  }
+}
+FLA_DEVICE void load_gates(const DeltaArgs& p, const Chunk& c, int hv, int channel, GateTile& x) {
+  const std::int64_t first = c.s.begin + c.t0;
+  switch (p.gk.type) {
+    case DType::F32: load_gates<float>(p.gk.view, c.s.row, first, hv, channel, c.rows, p.K, x); break;
+    case DType::BF16: load_gates<bf16>(p.gk.view, c.s.row, first, hv, channel, c.rows, p.K, x); break;
+    case DType::F16: load_gates<f16>(p.gk.view, c.s.row, first, hv, channel, c.rows, p.K, x); break;
+    default: break;
+  }
+}
+
+// Sums down the rows, each row's with its own; `reverse`: up from the last row.
+template <bool REVERSE>
+FLA_DEVICE void scan_rows(GateTile& x) {
+  const int g = lane_id() / 4, t = lane_id() % 4;
+  FLA_UNROLL
+  for (int n = 0; n < 2; ++n) {
+    FLA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      float before = 0.0F;
+      FLA_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int block = REVERSE ? 3 - i : i;
+        float& y = x[block / 2][n][2 * (block % 2) + e];
+        FLA_UNROLL
+        for (int by = 1; by < 8; by *= 2) {
+          const float other = REVERSE ? shuffle_down(y, 4 * by) : shuffle_up(y, 4 * by);
+          if (REVERSE ? g + by < 8 : g >= by) y += other;
+        }
+        y += before;
+        before = shuffle(y, REVERSE ? t : 28 + t);
+      }
+    }
+  }
+}
+
+// c += a b for a lower square a of 16-bit rows at s and the 16 channels at `rows`; TRANSPOSED: a^T.
+template <bool TRANSPOSED, typename T>
+FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld) {
+  FLA_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    FragB<T> b0, b1;
+    load_b_trans(b0, b1, rows + 16 * i * ld, ld);
+    FLA_UNROLL
+    for (int m = TRANSPOSED ? 0 : i; m < (TRANSPOSED ? i + 1 : 2); ++m) {
+      FragA<T> a;
+      if constexpr (TRANSPOSED) {
+        load_a_trans(a, s + (16 * i * kLdP + 16 * m), kLdP);
+      } else {
+        load_a(a, s + (16 * m * kLdP + 16 * i), kLdP);
+      }
+      mma(c[m][0], a, b0);
+      mma(c[m][1], a, b1);
+    }
+  }
+}
+
+template <typename T, int KP, bool CHANNEL>
+FLA_KERNEL(2 * KP, 256 / KP)
+delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
+  constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
+  const int group = p.HV / p.H, value_tiles = w.value_tiles;
+  const GradientLayout y(KP, value_tiles, group > 1);
+  const int id = thread_id(), lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
+  const int hk = block_x() % p.H, entries = 1 + (CHANNEL ? p.K : 1);
+  const std::int64_t slot = block_x() / p.H;
+  const Chunk c = find_chunk(p, slot);
+  const bool parameters = p.dA_log.present() || p.ddt_bias.present();
+  if (c.rows == 0) {
+    for (int i = id; parameters && i < group * entries; i += kThreads) {
+      w.partials[(slot * p.HV + hk * group) * entries + i] = 0.0F;
+    }
+    return;
+  }
+  const std::int64_t first = c.s.begin + c.t0;
+  const int channel = 16 * warp;
+  const Shared<T> sQ = shared<T>(y.Q, kBT * y.ldK), sK = shared<T>(y.K, kBT * y.ldK),
+                  sDO = shared<T>(y.dO, kBT * y.ldV), sE = shared<T>(y.E, kBT * y.ldV),
+                  sDV = shared<T>(y.dV, kBT * y.ldV), sP = shared<T>(y.P, kBT * kLdP), sL = shared<T>(y.L, kBT * kLdP);
+  const Shared<T> sS = shared<T>(y.states + warp * y.own, y.own / 2);
+  const Shared<float> rows = shared<float>(y.rows, 10 * kBT + 8);
+  const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotQ = rows + 4 * kBT,
+                      dotK = rows + 5 * kBT, dotA = rows + 6 * kBT, dotV = rows + 7 * kBT, totalQ = rows + 8 * kBT,
+                      totalK = rows + 9 * kBT, sTail = rows + 10 * kBT;
+
+  fetch_rows(sQ, y.ldK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], KP, c.rows, p.K);
+  fetch_rows(sK, y.ldK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], KP, c.rows, p.K);
+
+  FragC dq[2][2], dk[2][2];  // dk: u + beta a
+  for (int j_group = 0; j_group < group; ++j_group) {
+    const int hv = hk * group + j_group;
+    const std::int64_t at = slot * p.HV + hv;
+    if (j_group > 0) sync_threads();
+    {
+      // A warp's states and adjoints are one piece in memory each.
+      const int half = value_tiles * 256;
+      for (int of = 0; of < 2; ++of) {
+        const T* from = (of == 0 ? w.states : w.adjoints) + (at * kWarps + warp) * half;
+        for (int i = 8 * lane; i < half; i += 256) cp_async<16>(sS + (of * half + i), from + i, 16);
+      }
+    }
+    const std::int64_t kept = at * (kBT * y.value_width);
+    fetch_rows(sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], y.value_width, c.rows, p.V);
+    fetch_rows(sE, y.ldV, w.e + kept, y.value_width, y.value_width, kBT, y.value_width);
+    fetch_rows(sDV, y.ldV, w.dvbar + kept, y.value_width, y.value_width, kBT, y.value_width);
+    cp_async_commit();
+    if (id < kBT) {
+      sBeta.store(id, id < c.rows ? load_beta(p, c.s.row, first + id, hv, 0) : 0.0F);
+      if constexpr (!CHANNEL) sG.store(id, w.scalars[at * (5 * kBT) + 4 * kBT + id]);
+    }
+    constexpr int kOfRow = kThreads / kBT, kPieces = 256 / 8 / kOfRow;  // threads of a row, and what each has of v
+    Vec<T, 8> v[kPieces];
+    const int v_row = id / kOfRow;
+    FLA_UNROLL
+    for (int i = 0; i < kPieces; ++i) {
+      const int col = 8 * (id % kOfRow + kOfRow * i);
+      v[i] = {};
+      if (p.dbeta.present() && v_row < c.rows && col < p.V) {
+        v[i] = load_global<8>(p.v.view.at<T>(c.s.row, first + v_row, hv, col));
+      }
+    }
+    const float multiplier = gate_multiplier(p, hv);
+    GateTile G = {};
+    if constexpr (CHANNEL) {
+      load_gates(p, c, hv, channel, G);
+      FLA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          const int at_channel = channel + tile_channel(n, e);
+          const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
+          FLA_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            float& x = G[i / 2][n][2 * (i % 2) + e];
+            x = g + 8 * i < c.rows && at_channel < p.K ? log2_gate(p, x, bias, multiplier) : 0.0F;
+          }
+        }
+      }
+      scan_rows<false>(G);
+    }
+    cp_async_wait<0>();
+    sync_threads();
+
+    // ---- what normalises the rows, <dVbar, v>, and the sums of P and L
+    if (j_group == 0) {
+      for (int r = warp; r < kBT; r += kWarps) {
+        float qq = 0.0F, kk = 0.0F;
+        FLA_UNROLL
+        for (int i = 2 * lane; i < KP; i += 64) {
+          const Vec<T, 2> x = sQ.template load_vec<2>(r * y.ldK + i), z = sK.template load_vec<2>(r * y.ldK + i);
+          FLA_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            qq += to_f32(x.x[e]) * to_f32(x.x[e]);
+            kk += to_f32(z.x[e]) * to_f32(z.x[e]);
+          }
+        }
+        qq = warp_sum(qq);
+        kk = warp_sum(kk);
+        if (lane == 0) {
+          sRq.store(r, p.normalize_q ? inverse_norm(qq) : 1.0F);
+          sRk.store(r, p.normalize_k ? inverse_norm(kk) : 1.0F);
+          totalQ.store(r, 0.0F);
+          totalK.store(r, 0.0F);
+        }
+      }
+    }
+    if (p.dbeta.present()) {
+      float sum = 0.0F;
+      FLA_UNROLL
+      for (int i = 0; i < kPieces; ++i) {
+        const int col = 8 * (id % kOfRow + kOfRow * i);
+        if (col >= y.value_width) continue;
+        const Vec<T, 8> x = sDV.template load_vec<8>(v_row * y.ldV + col);
+        FLA_UNROLL
+        for (int e = 0; e < 8; ++e) sum += to_f32(x.x[e]) * to_f32(v[i].x[e]);
+      }
+      sum = warp_sum<kOfRow>(sum);
+      if (id % kOfRow == 0) dotV.store(v_row, sum);
+    }
+    FragC square[kTasks][2];
+    const auto each_task = [&](auto&& f) {
+      FLA_UNROLL
+      for (int i = 0; i < kTasks; ++i) {
+        const int task = warp + kWarps * i, block = task % 3;
+        if (task < 6) f(square[i], task < 3, block == 0 ? 0 : 16, block == 2 ? 16 : 0);
+      }
+    };
+    each_task([&](FragC(&x)[2], bool of_p, int m, int n) {
+      clear(x[0]);
+      clear(x[1]);
+      const Shared<T> left = (of_p ? sDO : sDV) + m * y.ldV;
+      for (int i = 0; i < y.value_width; i += 16) {
+        FragA<T> a;
+        FragB<T> b0, b1;
+        load_a(a, left + i, y.ldV);
+        load_b(b0, b1, sE + (n * y.ldV + i), y.ldV);
+        mma(x[0], a, b0);
+        mma(x[1], a, b1);
+      }
+    });
+    sync_threads();
+    each_task([&](FragC(&x)[2], bool of_p, int m, int n) {
+      FLA_UNROLL
+      for (int e = 0; e < 2; ++e) {
+        FLA_UNROLL
+        for (int f = 0; f < 4; f += 2) {
+          const int r = m + frag_row(f);
+          const float by = of_p ? p.scale * sRq.load(r) : -sRk.load(r);
+          Vec<T, 2> z;
+          FLA_UNROLL
+          for (int h = 0; h < 2; ++h) {
+            const int col = n + 8 * e + frag_col(h);
+            float decay = by * sRk.load(col);
+            if constexpr (!CHANNEL) decay *= exp2_approx(col < r ? sG.load(r) - sG.load(col) : 0.0F);
+            z.x[h] = from_f32<T>((of_p ? col <= r : col < r) ? decay * x[e].x[f + h] : 0.0F);
+          }
+          (of_p ? sP : sL).template store_vec<2>(r * kLdP + n + 8 * e + frag_col(0), z);
+        }
+      }
+    });
+
+    // ---- S_0 dO, S_0 dVbar, D E as [token, channel]; rowsum(S_0 o D)
+    FragC a[2][2], u[2][2];
+    FLA_UNROLL
+    for (int m = 0; m < 2; ++m) {
+      FLA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        clear(dq[m][n]);
+        clear(a[m][n]);
+        clear(u[m][n]);
+      }
+    }
+    float ends[2] = {};  // of key channels g and g + 8
+    for (int i = 0; i < value_tiles; ++i) {
+      std::uint32_t s[4], d[4];
+      ldmatrix_x4<true>(s, sS + (i * 256 + 8 * lane));
+      ldmatrix_x4<true>(d, sS + ((value_tiles + i) * 256 + 8 * lane));
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        ends[e / 2] += low_half<T>(s[e]) * low_half<T>(d[e]) + high_half<T>(s[e]) * high_half<T>(d[e]);
+      }
+      const FragB<T> s0 = {{s[0], s[1]}}, s1 = {{s[2], s[3]}}, d0 = {{d[0], d[1]}}, d1 = {{d[2], d[3]}};
+      FLA_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        FragA<T> x;
+        load_a(x, sDO + (16 * m * y.ldV + 16 * i), y.ldV);
+        mma(dq[m][0], x, s0);
+        mma(dq[m][1], x, s1);
+        load_a(x, sDV + (16 * m * y.ldV + 16 * i), y.ldV);
+        mma(a[m][0], x, s0);
+        mma(a[m][1], x, s1);
+        load_a(x, sE + (16 * m * y.ldV + 16 * i), y.ldV);
+        mma(u[m][0], x, d0);
+        mma(u[m][1], x, d1);
+      }
+    }
+    FLA_UNROLL
+    for (float& x : ends) {
+      x += shuffle_xor(x, 1);
+      x += shuffle_xor(x, 2);
+    }
+    sync_threads();
+
+    // ---- (7), (8) and u; q and k of a lane's elements, as given
+    const auto each = [&](auto&& f) {
+      FLA_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        FLA_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int r = tile_row(m, 2 * h);
+          FLA_UNROLL
+          for (int n = 0; n < 2; ++n) {
+            const int from = r * y.ldK + channel + tile_channel(n, 0);
+            const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
+            FLA_UNROLL
+            for (int e = 0; e < 2; ++e) f(m, n, 2 * h + e, r, to_f32(xq.x[e]), to_f32(xk.x[e]));
+          }
+        }
+      }
+    };
+    float tail[2][2] = {};  // of channel tile_channel(n, e); with a gate per head all in one
+    {
+      float end[2][2];
+      FLA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) end[n][e] = CHANNEL ? shuffle(G[1][n][2 + e], 28 + t) : sG.load(kBT - 1);
+      }
+      each([&](int m, int n, int f, int r, float /*q*/, float k) {
+        const float gate = CHANNEL ? G[m][n][f] : sG.load(r), into = exp2_approx(gate);
+        dq[m][n].x[f] *= p.scale * into * sRq.load(r);
+        a[m][n].x[f] *= -into * sRk.load(r);
+        u[m][n].x[f] *= exp2_approx(end[n][f & 1] - gate) * sRk.load(r);
+        tail[CHANNEL ? n : 0][CHANNEL ? f & 1 : 0] += k * u[m][n].x[f];
+      });
+      if constexpr (CHANNEL) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          FLA_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            tail[n][e] = sum_rows(tail[n][e]) + exp2_approx(end[n][e]) * shuffle(ends[n], 4 * (2 * t + e));
+          }
+        }
+      } else {
+        tail[0][0] = warp_sum(tail[0][0]) + exp2_approx(end[0][0]) * sum_rows(ends[0] + ends[1]);
+      }
+    }
+    if constexpr (CHANNEL) {
+      const Shared<T> tK = sS, tQ = sS + kBT * kLdR;  // the warp's decayed rows, where its states were
+      each([&](int m, int n, int f, int r, float q, float k) {
+        const float diagonal = to_f32(sP.load(r * kLdP + r));
+        dq[m][n].x[f] += diagonal * k;
+        u[m][n].x[f] += diagonal * q;
+      });
+      const auto decay_rows = [&](int b, int m, float(&by)[2][4]) {
+        FLA_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int r = tile_row(m, 2 * h);
+          const bool later = (r >> b & 1) != 0;
+          FLA_UNROLL
+          for (int n = 0; n < 2; ++n) {
+            Vec<T, 2> rk, rq;
+            const int from = r * y.ldK + channel + tile_channel(n, 0);
+            const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
+            FLA_UNROLL
+            for (int e = 0; e < 2; ++e) {
+              const float middle = b < 3
+                                       ? shuffle(G[m][n][2 * h + e], 4 * ((g >> (b + 1) << (b + 1)) + (1 << b) - 1) + t)
+                                   : b == 3 ? shuffle(G[m][n][e], 28 + t)
+                                            : shuffle(G[0][n][2 + e], 28 + t);
+              const float x = G[m][n][2 * h + e] - middle, decay = exp2_approx(later ? x : -x);
+              by[n][2 * h + e] = decay;
+              rk.x[e] = from_f32<T>(to_f32(xk.x[e]) * decay * (later ? sBeta.load(r) : 1.0F));
+              rq.x[e] = from_f32<T>(to_f32(xq.x[e]) * decay);
+            }
+            tK.template store_vec<2>(r * kLdR + tile_channel(n, 0), rk);
+            tQ.template store_vec<2>(r * kLdR + tile_channel(n, 0), rq);
+          }
+        }
+      };
+      // c += by o (x b)
+      const auto add = [&](FragC(&c_tile)[2], const float(&by)[2][4], const FragA<T>& x, const FragB<T>& b0,
+                           const FragB<T>& b1, const FragA<T>* x2, const FragB<T>* b2) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          FragC z;
+          clear(z);
+          mma(z, x, n == 0 ? b0 : b1);
+          if (x2 != nullptr) mma(z, *x2, b2[n]);
+          FLA_UNROLL
+          for (int f = 0; f < 4; ++f) c_tile[n].x[f] += by[n][f] * z.x[f];
+        }
+      };
+      FLA_UNROLL
+      for (int b = 0; b < 4; ++b) {
+        const std::uint32_t mask = b < 3 ? pair_mask(b, false) : 0, mask_t = b < 3 ? pair_mask(b, true) : 0;
+        FLA_UNROLL
+        for (int m = 0; m < 2; ++m) {
+          float by[2][4];
+          sync_warp();
+          decay_rows(b, m, by);
+          sync_warp();
+          FragB<T> k[2], q[2];
+          load_b_trans(k[0], k[1], tK + 16 * m * kLdR, kLdR);
+          load_b_trans(q[0], q[1], tQ + 16 * m * kLdR, kLdR);
+          const int from = 16 * m * kLdP + 16 * m;
+          const auto only = [&](FragA<T>& x, bool transposed) {
+            const std::uint32_t keep = transposed ? mask_t : mask;
+            const int other = transposed ? 2 : 1;
+            FLA_UNROLL
+            for (int i = 0; i < 4; ++i) x.x[i] = i == other ? (b == 3 ? x.x[i] : 0) : i % 3 == 0 ? x.x[i] & keep : 0;
+          };
+          FragA<T> x, x2;
+          load_a(x, sP + from, kLdP);
+          only(x, false);
+          add(dq[m], by, x, k[0], k[1], nullptr, nullptr);
+          load_a(x, sL + from, kLdP);
+          only(x, false);
+          add(a[m], by, x, k[0], k[1], nullptr, nullptr);
+          load_a_trans(x, sP + from, kLdP);
+          only(x, true);
+          load_a_trans(x2, sL + from, kLdP);
+          only(x2, true);
+          add(u[m], by, x, q[0], q[1], &x2, k);
+        }
+      }
+      float by0[2][4], by1[2][4];
+      sync_warp();
+      decay_rows(4, 0, by0);
+      decay_rows(4, 1, by1);
+      sync_warp();
+      FragB<T> b[2], q[2];
+      FragA<T> x, x2;
+      load_b_trans(b[0], b[1], tK, kLdR);
+      load_a(x, sP + 16 * kLdP, kLdP);
+      add(dq[1], by1, x, b[0], b[1], nullptr, nullptr);
+      load_a(x, sL + 16 * kLdP, kLdP);
+      add(a[1], by1, x, b[0], b[1], nullptr, nullptr);
+      load_b_trans(b[0], b[1], tK + 16 * kLdR, kLdR);
+      load_b_trans(q[0], q[1], tQ + 16 * kLdR, kLdR);
+      load_a_trans(x, sP + 16 * kLdP, kLdP);
+      load_a_trans(x2, sL + 16 * kLdP, kLdP);
+      add(u[0], by0, x, q[0], q[1], &x2, b);
+    } else {
+      add_lower<false>(dq, sP, sK + channel, y.ldK);
+      add_lower<false>(a, sL, sK + channel, y.ldK);
+      add_lower<true>(u, sP, sQ + channel, y.ldK);
+      // beta k, rounded as a decayed row is
+      const Shared<T> tK = sS;
+      FLA_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        FLA_UNROLL
+        for (int h = 0; h < 2; ++h) {
+          const int r = tile_row(m, 2 * h);
+          FLA_UNROLL
+          for (int n = 0; n < 2; ++n) {
+            Vec<T, 2> x = sK.template load_vec<2>(r * y.ldK + channel + tile_channel(n, 0));
+            FLA_UNROLL
+            for (int e = 0; e < 2; ++e) x.x[e] = from_f32<T>(to_f32(x.x[e]) * sBeta.load(r));
+            tK.template store_vec<2>(r * kLdR + tile_channel(n, 0), x);
+          }
+        }
+      }
+      sync_warp();
+      add_lower<true>(u, sL, tK, kLdR);
+    }
+
+    // ---- sums over channels: <q, dq>, <k, u>, <a, k>; a becomes beta a
+    const Shared<float> sums = shared<float>(y.states + warp * y.own, 3 * kBT);
+    sync_warp();
+    FLA_UNROLL
+    for (int m = 0; m < 2; ++m) {
+      FLA_UNROLL
+      for (int h = 0; h < 2; ++h) {
+        const int r = tile_row(m, 2 * h);
+        const float beta = sBeta.load(r), by_q = 1.0F / sRq.load(r), by_k = 1.0F / sRk.load(r);
+        float q_sum = 0.0F, k_sum = 0.0F, a_sum = 0.0F;
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          const int from = r * y.ldK + channel + tile_channel(n, 0);
+          const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
+          FLA_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            const int f = 2 * h + e;
+            const float q = to_f32(xq.x[e]), k = to_f32(xk.x[e]);
+            q_sum += q * dq[m][n].x[f];
+            k_sum += k * u[m][n].x[f];
+            a_sum += k * a[m][n].x[f];
+            // G has served and takes what the gate's gradient adds up.
+            if constexpr (CHANNEL) G[m][n][f] = q * dq[m][n].x[f] + k * (beta * a[m][n].x[f] - u[m][n].x[f]);
+            dq[m][n].x[f] *= by_q;
+            dk[m][n].x[f] = by_k * (u[m][n].x[f] + beta * a[m][n].x[f]);
+          }
+        }
+        FLA_UNROLL
+        for (int by = 1; by < 4; by *= 2) {
+          q_sum += shuffle_xor(q_sum, by);
+          k_sum += shuffle_xor(k_sum, by);
+          a_sum += shuffle_xor(a_sum, by);
+        }
+        if (t == 0) {
+          sums.store(r, q_sum);
+          sums.store(kBT + r, k_sum);
+          sums.store(2 * kBT + r, a_sum);
+        }
+      }
+    }
+    if constexpr (!CHANNEL) {
+      if (lane == 0) sTail.store(warp, tail[0][0]);
+    }
+    if (group > 1) {
+      const Shared<float> TQ = shared<float>(y.TQ, kBT * y.ldF), TK = shared<float>(y.TK, kBT * y.ldF);
+      FLA_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          FLA_UNROLL
+          for (int f = 0; f < 4; ++f) {
+            const int to = tile_row(m, f) * y.ldF + channel + tile_channel(n, f);
+            if (j_group > 0) {
+              dq[m][n].x[f] += TQ.load(to);
+              dk[m][n].x[f] += TK.load(to);
+            }
+            TQ.store(to, dq[m][n].x[f]);
+            TK.store(to, dk[m][n].x[f]);
+          }
+        }
+      }
+    }
+
+    // ---- the gate's gradient
+    float* partials = w.partials + at * entries;
+    if constexpr (CHANNEL) {
+      scan_rows<true>(G);
+      GateTile raw = {};
+      if (p.gate != GateActivation::Kind::None) load_gates(p, c, hv, channel, raw);
+      float sum_a = 0.0F;
+      FLA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          const int at_channel = channel + tile_channel(n, e);
+          const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
+          float sum_bias = 0.0F;
+          FLA_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            const int r = g + 8 * i;
+            if (r >= c.rows || at_channel >= p.K) continue;
+            const float sum = G[i / 2][n][2 * (i % 2) + e] + tail[n][e];
+            const GateSlopes s = gate_slopes(p, raw[i / 2][n][2 * (i % 2) + e], bias, multiplier);
+            if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + r, hv, at_channel);
+            sum_a += sum * s.A_log;
+            sum_bias += sum * s.raw;
+          }
+          if (parameters) {
+            sum_bias = sum_rows(sum_bias);
+            if (g == 0 && at_channel < p.K) partials[1 + at_channel] = sum_bias;
+          }
+        }
+      }
+      if (parameters) {
+        sum_a = warp_sum(sum_a);
+        if (lane == 0) sTail.store(warp, sum_a);
+      }
+    }
+    sync_threads();
+    if (id < 3 * kBT) {
+      float sum = 0.0F;
+      FLA_UNROLL
+      for (int i = 0; i < kWarps; ++i) sum += shared<float>(y.states + i * y.own, 3 * kBT).load(id);
+      dotQ.store(id, sum);  // dotK and dotA follow
+    }
+    if constexpr (CHANNEL) {
+      if (parameters && id == kThreads - 1) {
+        float sum = 0.0F;
+        for (int i = 0; i < kWarps; ++i) sum += sTail.load(i);
+        partials[0] = sum;
+      }
+    }
+    sync_threads();
+    if (warp == 0) {
+      const float beta = sBeta.load(lane), q_dot = dotQ.load(lane), k_dot = dotK.load(lane), a_dot = dotA.load(lane);
+      totalQ.store(lane, totalQ.load(lane) + q_dot);
+      totalK.store(lane, totalK.load(lane) + (k_dot + beta * a_dot));
+      if (p.dbeta.present() && lane < c.rows) {
+        float d = a_dot + dotV.load(lane);
+        if (p.beta_sigmoid > 0.0F) d *= beta * (1.0F - beta / p.beta_sigmoid);
+        p.dbeta.store(d, c.s.row, first + lane, hv);
+      }
+      if constexpr (!CHANNEL) {
+        if (p.g.present()) {
+          float end = 0.0F;
+          for (int i = 0; i < kWarps; ++i) end += sTail.load(i);
+          float sum = q_dot - k_dot + beta * a_dot;
+          FLA_UNROLL
+          for (int by = 1; by < 32; by *= 2) {
+            const float after = shuffle_down(sum, by);
+            if (lane + by < 32) sum += after;
+          }
+          sum += end;
+          float sum_a = 0.0F, sum_bias = 0.0F;
+          if (lane < c.rows) {
+            const GateSlopes s = gate_slopes(p, p.g.load(c.s.row, first + lane, hv), gate_bias(p, hv, 0), multiplier);
+            if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + lane, hv);
+            sum_a = sum * s.A_log;
+            sum_bias = sum * s.raw;
+          }
+          if (parameters) {
+            sum_a = warp_sum(sum_a);
+            sum_bias = warp_sum(sum_bias);
+            if (lane == 0) {
+              partials[0] = sum_a;
+              partials[1] = sum_bias;
+            }
+          }
+        }
+      }
+    }
+  }
+  sync_threads();
+
+  // ---- through the normalisation
+  FLA_UNROLL
+  for (int m = 0; m < 2; ++m) {
+    FLA_UNROLL
+    for (int h = 0; h < 2; ++h) {
+      const int r = tile_row(m, 2 * h);
+      const float rq = sRq.load(r), rk = sRk.load(r);
+      const float q_by = p.normalize_q ? rq * totalQ.load(r) : 0.0F, k_by = p.normalize_k ? rk * totalK.load(r) : 0.0F;
+      FLA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        const int col = channel + tile_channel(n, 0);
+        if (r >= c.rows || col >= p.K) continue;
+        const Vec<T, 2> xq = sQ.template load_vec<2>(r * y.ldK + col), xk = sK.template load_vec<2>(r * y.ldK + col);
+        Vec<T, 2> to_q, to_k;
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          to_q.x[e] = from_f32<T>(rq * (dq[m][n].x[2 * h + e] - to_f32(xq.x[e]) * q_by));
+          to_k.x[e] = from_f32<T>(rk * (dk[m][n].x[2 * h + e] - to_f32(xk.x[e]) * k_by));
+        }
+        if (p.dq.present()) store_global<2>(p.dq.view.at<T>(c.s.row, first + r, hk, col), to_q);
+        if (p.dk.present()) store_global<2>(p.dk.view.at<T>(c.s.row, first + r, hk, col), to_k);
+      }
+    }
+  }
+}
+
+// ---- host
+
+template <typename T, int KP, bool CHANNEL>
+Status launch_gradient_kernel(const DeltaProblem& p, const DeltaChunkSpace<T>& w, Stream stream) {
+  return launch<delta_gradient_kernel<T, KP, CHANNEL>>(
+      {.name = "delta_gradient_kernel",
+       .grid = {delta_chunk_slots(p) * p.H},
+       .threads = 2 * KP,
+       .shared_bytes = static_cast<std::size_t>(GradientLayout(KP, w.value_tiles, p.HV > p.H).bytes)},
+      stream, delta_args(p), w);
+}
+
+template <typename T>
+Status launch_gradient(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream) {
+  if (plan.width == 64) {
+    return p.gk ? launch_gradient_kernel<T, 64, true>(p, w, stream)
+                : launch_gradient_kernel<T, 64, false>(p, w, stream);
+  }
+  return p.gk ? launch_gradient_kernel<T, 128, true>(p, w, stream)
+              : launch_gradient_kernel<T, 128, false>(p, w, stream);
+}
+
+}  // namespace fla::cuda
