@@ -183,6 +183,65 @@ void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device, 
             [&] { return delta_backward(p, device, {}, space); });
 }
 
+// One token for each of B sequences on a pool of their states.
+void bench_decode(const char* op, Gate gate, DType type, bool v_first, const DeviceInfo& device, int calls) {
+  const Shape x{type == DType::F32 ? (v_first ? "decode_B256_H64 F32 v" : "decode_B256_H64 F32")
+                                   : (v_first ? "decode_B256_H64 BF16 v" : "decode_B256_H64 BF16"),
+                256,
+                1,
+                64,
+                64,
+                128};
+  const std::int64_t rows = x.B * x.HV, n = rows * x.D, states = n * x.D;
+  const auto same = [](float y) { return y; };
+  const auto decay = [](float y) { return -std::log1p(std::exp(-y)); };
+  const auto q = random_memory<bf16>(n, same), k = random_memory<bf16>(n, same), v = random_memory<bf16>(n, same),
+             o = random_memory<bf16>(n, same), gk = random_memory<bf16>(n, decay);
+  const auto beta = random_memory<float>(rows, [](float y) { return 1.0F / (1.0F + std::exp(-y)); });
+  const auto g = random_memory<float>(rows, decay);
+  const auto state = type == DType::F32 ? random_memory<float>(states, same) : random_memory<bf16>(states, same);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(x.B));
+  for (std::int64_t i = 0; i < x.B; ++i) order[static_cast<std::size_t>(i)] = (i * 37 + 5) % x.B;
+  const DeviceArray<std::int64_t> indices(order);
+  DeltaProblem p;
+  p.B = p.N = x.B;
+  p.T = 1;
+  p.H = x.H;
+  p.HV = x.HV;
+  p.K = p.V = x.D;
+  p.scale = 1.0 / std::sqrt(static_cast<double>(x.D));
+  p.erase = Erase::Decayed;
+  p.q = TensorView(static_cast<bf16*>(q->data()), {x.B, 1, x.H, x.D});
+  p.k = TensorView(static_cast<bf16*>(k->data()), {x.B, 1, x.H, x.D});
+  p.v = TensorView(static_cast<bf16*>(v->data()), {x.B, 1, x.HV, x.D});
+  p.o = TensorView(static_cast<bf16*>(o->data()), {x.B, 1, x.HV, x.D});
+  p.beta = TensorView(static_cast<float*>(beta->data()), {x.B, 1, x.HV});
+  if (gate == Gate::Head) p.g = TensorView(static_cast<float*>(g->data()), {x.B, 1, x.HV});
+  if (gate == Gate::Channel) p.gk = TensorView(static_cast<bf16*>(gk->data()), {x.B, 1, x.HV, x.D});
+  p.normalize_q = p.normalize_k = true;
+  p.h0 = TensorView(state->data(), type, std::vector<std::int64_t>{x.B, x.HV, x.D, x.D});
+  p.h0 = DeltaData::swapped(p.h0, v_first);
+  p.ht = p.h0;
+  p.slots.indices = TensorView(indices.data(), {x.B});
+  time_call(op, "dec", x, delta_forward_plan(p, device), p, 0, calls, [&] { return delta_forward(p, device, {}, {}); });
+}
+
+bool check_decode(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
+  const DeltaData want(c), d(c);
+  const Status expected = run_delta_reference(want.host);
+  const Status called = expected ? delta_forward(d.device, device, {}, {}) : expected;
+  const Status s = called ? wait_for_device() : called;
+  if (!s) {
+    std::printf("check %-24s %s\n", name, s.message().c_str());
+    return false;
+  }
+  const double o = relative_rms(d.o.device_values(), want.o_ref.host_values());
+  const double pool = relative_rms(d.h0.device_values(), want.ht_ref.host_values());
+  const bool good = o <= 4e-3 && pool <= limit;
+  std::printf("check %-24s decode R(o) %.2e R(pool) %.2e %s\n", name, o, pool, good ? "ok" : "WRONG");
+  return good;
+}
+
 bool check_all(const DeviceInfo& device) {
   bool good = true;
   good &= check("F32 head", {.T = 100, .HV = 2, .K = 128, .V = 100, .type = DType::F32}, device, 2e-6);
@@ -223,6 +282,19 @@ bool check_all(const DeviceInfo& device) {
                              1e-2);
     }
   }
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const std::int64_t D : {64, 128, 256}) {
+      for (const bool v_first : {false, true}) {
+        DeltaCase c{.B = 5, .T = 3, .H = 2, .HV = 4, .K = D, .V = D, .gate = gate, .state_v_first = v_first};
+        c.pool = 7;
+        c.indices = {6, -1, 2, 0, 1};
+        const std::string name = "D" + std::to_string(D) + (gate == Gate::Head ? " head" : " channel");
+        good &= check_decode((name + " F32").c_str(), c, device, 1e-5);
+        c.state_type = DType::BF16;
+        good &= check_decode((name + " BF16").c_str(), c, device, 4e-3);
+      }
+    }
+  }
   std::fflush(stdout);
   return good;
 }
@@ -242,6 +314,13 @@ int run(const std::string& only, const std::string& op, bool profile) {
       if (op.empty() || op == name) bench(name, gate, x, *info, profile ? 1 : 21);
     }
     std::fflush(stdout);
+  }
+  for (const DType type : {DType::F32, DType::BF16}) {
+    for (const bool v_first : {false, true}) {
+      if (std::string("decode").find(only) == std::string::npos) continue;
+      bench_decode("gdn", Gate::Head, type, v_first, *info, profile ? 1 : 21);
+      bench_decode("kda", Gate::Channel, type, v_first, *info, profile ? 1 : 21);
+    }
   }
   return good ? 0 : 1;
 }

@@ -12,6 +12,7 @@
 #define FLA_DEVICE __device__ __forceinline__
 #define FLA_HOST_DEVICE __host__ __device__ __forceinline__
 #define FLA_UNROLL _Pragma("unroll")
+#define FLA_ROLL _Pragma("unroll 1")
 
 namespace fla::cuda {
 

@@ -14,6 +14,7 @@
 #define FLA_DEVICE inline
 #define FLA_HOST_DEVICE inline
 #define FLA_UNROLL
+#define FLA_ROLL
 
 namespace fla::cuda {
 

@@ -19,28 +19,19 @@ namespace fla::cuda {
 
 inline constexpr int kLdP = kBT + 8, kLdR = 24;  // row pitches of P and L, and of a warp's decayed rows
 
+template <int KP>
 struct GradientLayout {
-  int value_width, ldK, ldV, ldF, own;                     // own: bytes of a warp's states and adjoints
-  int states, Q, K, dO, E, dV, P, L, rows, TQ, TK, bytes;  // offsets
+  static constexpr int kLdK = KP + 8, kLdF = KP + 4;
+  static constexpr int kQ = 0, kK = kQ + 2 * kBT * kLdK, kP = kK + 2 * kBT * kLdK, kL = kP + 2 * kBT * kLdP;
+  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (10 * kBT + 8);
+  int ldV, own, values, totals, bytes;  // own: bytes of a warp's states and adjoints; the others are offsets
 
-  FLA_HOST_DEVICE GradientLayout(int width, int value_tiles, bool group) {
-    value_width = 16 * value_tiles;
-    ldK = width + 8;
-    ldV = value_width + 8;
-    ldF = width + 4;
+  FLA_HOST_DEVICE GradientLayout(int value_tiles, bool group) {
+    ldV = 16 * value_tiles + 8;
     own = value_tiles * 1024 < 4 * kBT * kLdR ? 4 * kBT * kLdR : value_tiles * 1024;
-    states = 0;
-    Q = width / 16 * own;
-    K = Q + 2 * kBT * ldK;
-    dO = K + 2 * kBT * ldK;
-    E = dO + 2 * kBT * ldV;
-    dV = E + 2 * kBT * ldV;
-    P = dV + 2 * kBT * ldV;
-    L = P + 2 * kBT * kLdP;
-    rows = L + 2 * kBT * kLdP;
-    TQ = rows + 4 * (10 * kBT + 8);
-    TK = TQ + (group ? 4 * kBT * ldF : 0);
-    bytes = TK + (group ? 4 * kBT * ldF : 0);
+    values = kStates + KP / 16 * own;
+    totals = values + 3 * 2 * kBT * ldV;
+    bytes = totals + (group ? 8 * kBT * kLdF : 0);
   }
 };
 
@@ -152,11 +143,12 @@ FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld)
 }
 
 template <typename T, int KP, bool CHANNEL>
-FLA_KERNEL(2 * KP, 256 / KP)
+FLA_KERNEL(2 * KP, KP == 64 ? 3 : 2)
 delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
   const int group = p.HV / p.H, value_tiles = w.value_tiles;
-  const GradientLayout y(KP, value_tiles, group > 1);
+  using L = GradientLayout<KP>;
+  const L y(value_tiles, group > 1);
   const int id = thread_id(), lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
   const int hk = block_x() % p.H, entries = 1 + (CHANNEL ? p.K : 1);
   const std::int64_t slot = block_x() / p.H;
@@ -170,17 +162,19 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   }
   const std::int64_t first = c.s.begin + c.t0;
   const int channel = 16 * warp;
-  const Shared<T> sQ = shared<T>(y.Q, kBT * y.ldK), sK = shared<T>(y.K, kBT * y.ldK),
-                  sDO = shared<T>(y.dO, kBT * y.ldV), sE = shared<T>(y.E, kBT * y.ldV),
-                  sDV = shared<T>(y.dV, kBT * y.ldV), sP = shared<T>(y.P, kBT * kLdP), sL = shared<T>(y.L, kBT * kLdP);
-  const Shared<T> sS = shared<T>(y.states + warp * y.own, y.own / 2);
-  const Shared<float> rows = shared<float>(y.rows, 10 * kBT + 8);
+  const int value_tile = kBT * y.ldV;
+  const Shared<T> sQ = shared<T>(L::kQ, kBT * L::kLdK), sK = shared<T>(L::kK, kBT * L::kLdK),
+                  sP = shared<T>(L::kP, kBT * kLdP), sL = shared<T>(L::kL, kBT * kLdP),
+                  sDO = shared<T>(y.values, value_tile), sE = shared<T>(y.values + 2 * value_tile, value_tile),
+                  sDV = shared<T>(y.values + 4 * value_tile, value_tile);
+  const Shared<T> sS = shared<T>(L::kStates + warp * y.own, y.own / 2);
+  const Shared<float> rows = shared<float>(L::kRows, 10 * kBT + 8);
   const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotQ = rows + 4 * kBT,
                       dotK = rows + 5 * kBT, dotA = rows + 6 * kBT, dotV = rows + 7 * kBT, totalQ = rows + 8 * kBT,
                       totalK = rows + 9 * kBT, sTail = rows + 10 * kBT;
 
-  fetch_rows(sQ, y.ldK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], KP, c.rows, p.K);
-  fetch_rows(sK, y.ldK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], KP, c.rows, p.K);
+  fetch_rows(sQ, L::kLdK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], KP, c.rows, p.K);
+  fetch_rows(sK, L::kLdK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], KP, c.rows, p.K);
 
   FragC dq[2][2], dk[2][2];  // dk: u + beta a
   for (int j_group = 0; j_group < group; ++j_group) {
@@ -195,10 +189,10 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         for (int i = 8 * lane; i < half; i += 256) cp_async<16>(sS + (of * half + i), from + i, 16);
       }
     }
-    const std::int64_t kept = at * (kBT * y.value_width);
-    fetch_rows(sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], y.value_width, c.rows, p.V);
-    fetch_rows(sE, y.ldV, w.e + kept, y.value_width, y.value_width, kBT, y.value_width);
-    fetch_rows(sDV, y.ldV, w.dvbar + kept, y.value_width, y.value_width, kBT, y.value_width);
+    const std::int64_t kept = at * (kBT * 16 * value_tiles);
+    fetch_rows(sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], 16 * value_tiles, c.rows, p.V);
+    fetch_rows(sE, y.ldV, w.e + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
+    fetch_rows(sDV, y.ldV, w.dvbar + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
     cp_async_commit();
     if (id < kBT) {
       sBeta.store(id, id < c.rows ? load_beta(p, c.s.row, first + id, hv, 0) : 0.0F);
@@ -243,7 +237,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         float qq = 0.0F, kk = 0.0F;
         FLA_UNROLL
         for (int i = 2 * lane; i < KP; i += 64) {
-          const Vec<T, 2> x = sQ.template load_vec<2>(r * y.ldK + i), z = sK.template load_vec<2>(r * y.ldK + i);
+          const Vec<T, 2> x = sQ.template load_vec<2>(r * L::kLdK + i), z = sK.template load_vec<2>(r * L::kLdK + i);
           FLA_UNROLL
           for (int e = 0; e < 2; ++e) {
             qq += to_f32(x.x[e]) * to_f32(x.x[e]);
@@ -265,7 +259,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       FLA_UNROLL
       for (int i = 0; i < kPieces; ++i) {
         const int col = 8 * (id % kOfRow + kOfRow * i);
-        if (col >= y.value_width) continue;
+        if (col >= 16 * value_tiles) continue;
         const Vec<T, 8> x = sDV.template load_vec<8>(v_row * y.ldV + col);
         FLA_UNROLL
         for (int e = 0; e < 8; ++e) sum += to_f32(x.x[e]) * to_f32(v[i].x[e]);
@@ -285,7 +279,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       clear(x[0]);
       clear(x[1]);
       const Shared<T> left = (of_p ? sDO : sDV) + m * y.ldV;
-      for (int i = 0; i < y.value_width; i += 16) {
+      for (int i = 0; i < 16 * value_tiles; i += 16) {
         FragA<T> a;
         FragB<T> b0, b1;
         load_a(a, left + i, y.ldV);
@@ -366,7 +360,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           const int r = tile_row(m, 2 * h);
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
-            const int from = r * y.ldK + channel + tile_channel(n, 0);
+            const int from = r * L::kLdK + channel + tile_channel(n, 0);
             const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
             FLA_UNROLL
             for (int e = 0; e < 2; ++e) f(m, n, 2 * h + e, r, to_f32(xq.x[e]), to_f32(xk.x[e]));
@@ -416,14 +410,12 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
             Vec<T, 2> rk, rq;
-            const int from = r * y.ldK + channel + tile_channel(n, 0);
+            const int from = r * L::kLdK + channel + tile_channel(n, 0);
             const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
             FLA_UNROLL
             for (int e = 0; e < 2; ++e) {
-              const float middle = b < 3
-                                       ? shuffle(G[m][n][2 * h + e], 4 * ((g >> (b + 1) << (b + 1)) + (1 << b) - 1) + t)
-                                   : b == 3 ? shuffle(G[m][n][e], 28 + t)
-                                            : shuffle(G[0][n][2 + e], 28 + t);
+              const float source = b < 3 ? G[m][n][2 * h + e] : b == 3 ? G[m][n][e] : G[0][n][2 + e];
+              const float middle = shuffle(source, 4 * (b < 3 ? (g >> (b + 1) << (b + 1)) + (1 << b) - 1 : 7) + t);
               const float x = G[m][n][2 * h + e] - middle, decay = exp2_approx(later ? x : -x);
               by[n][2 * h + e] = decay;
               rk.x[e] = from_f32<T>(to_f32(xk.x[e]) * decay * (later ? sBeta.load(r) : 1.0F));
@@ -447,9 +439,9 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           for (int f = 0; f < 4; ++f) c_tile[n].x[f] += by[n][f] * z.x[f];
         }
       };
-      FLA_UNROLL
+      FLA_ROLL
       for (int b = 0; b < 4; ++b) {
-        const std::uint32_t mask = b < 3 ? pair_mask(b, false) : 0, mask_t = b < 3 ? pair_mask(b, true) : 0;
+        const std::uint32_t mask = pair_mask(b, false), mask_t = pair_mask(b, true), whole = b == 3 ? ~0U : 0U;
         FLA_UNROLL
         for (int m = 0; m < 2; ++m) {
           float by[2][4];
@@ -464,7 +456,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
             const std::uint32_t keep = transposed ? mask_t : mask;
             const int other = transposed ? 2 : 1;
             FLA_UNROLL
-            for (int i = 0; i < 4; ++i) x.x[i] = i == other ? (b == 3 ? x.x[i] : 0) : i % 3 == 0 ? x.x[i] & keep : 0;
+            for (int i = 0; i < 4; ++i) x.x[i] &= i == other ? whole : i % 3 == 0 ? keep : 0;
           };
           FragA<T> x, x2;
           load_a(x, sP + from, kLdP);
@@ -480,27 +472,29 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           add(u[m], by, x, q[0], q[1], &x2, k);
         }
       }
-      float by0[2][4], by1[2][4];
+      float by[2][4];
       sync_warp();
-      decay_rows(4, 0, by0);
-      decay_rows(4, 1, by1);
+      decay_rows(4, 1, by);
+      decay_rows(4, 0, by);
       sync_warp();
       FragB<T> b[2], q[2];
       FragA<T> x, x2;
-      load_b_trans(b[0], b[1], tK, kLdR);
-      load_a(x, sP + 16 * kLdP, kLdP);
-      add(dq[1], by1, x, b[0], b[1], nullptr, nullptr);
-      load_a(x, sL + 16 * kLdP, kLdP);
-      add(a[1], by1, x, b[0], b[1], nullptr, nullptr);
       load_b_trans(b[0], b[1], tK + 16 * kLdR, kLdR);
       load_b_trans(q[0], q[1], tQ + 16 * kLdR, kLdR);
       load_a_trans(x, sP + 16 * kLdP, kLdP);
       load_a_trans(x2, sL + 16 * kLdP, kLdP);
-      add(u[0], by0, x, q[0], q[1], &x2, b);
+      add(u[0], by, x, q[0], q[1], &x2, b);
+      load_b_trans(b[0], b[1], tK, kLdR);
+      sync_warp();
+      decay_rows(4, 1, by);  // once more, rather than in registers all the while
+      load_a(x, sP + 16 * kLdP, kLdP);
+      add(dq[1], by, x, b[0], b[1], nullptr, nullptr);
+      load_a(x, sL + 16 * kLdP, kLdP);
+      add(a[1], by, x, b[0], b[1], nullptr, nullptr);
     } else {
-      add_lower<false>(dq, sP, sK + channel, y.ldK);
-      add_lower<false>(a, sL, sK + channel, y.ldK);
-      add_lower<true>(u, sP, sQ + channel, y.ldK);
+      add_lower<false>(dq, sP, sK + channel, L::kLdK);
+      add_lower<false>(a, sL, sK + channel, L::kLdK);
+      add_lower<true>(u, sP, sQ + channel, L::kLdK);
       // beta k, rounded as a decayed row is
       const Shared<T> tK = sS;
       FLA_UNROLL
@@ -510,7 +504,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           const int r = tile_row(m, 2 * h);
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
-            Vec<T, 2> x = sK.template load_vec<2>(r * y.ldK + channel + tile_channel(n, 0));
+            Vec<T, 2> x = sK.template load_vec<2>(r * L::kLdK + channel + tile_channel(n, 0));
             FLA_UNROLL
             for (int e = 0; e < 2; ++e) x.x[e] = from_f32<T>(to_f32(x.x[e]) * sBeta.load(r));
             tK.template store_vec<2>(r * kLdR + tile_channel(n, 0), x);
@@ -522,7 +516,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     }
 
     // ---- sums over channels: <q, dq>, <k, u>, <a, k>; a becomes beta a
-    const Shared<float> sums = shared<float>(y.states + warp * y.own, 3 * kBT);
+    const Shared<float> sums = shared<float>(L::kStates + warp * y.own, 3 * kBT);
     sync_warp();
     FLA_UNROLL
     for (int m = 0; m < 2; ++m) {
@@ -533,7 +527,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         float q_sum = 0.0F, k_sum = 0.0F, a_sum = 0.0F;
         FLA_UNROLL
         for (int n = 0; n < 2; ++n) {
-          const int from = r * y.ldK + channel + tile_channel(n, 0);
+          const int from = r * L::kLdK + channel + tile_channel(n, 0);
           const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
           FLA_UNROLL
           for (int e = 0; e < 2; ++e) {
@@ -565,14 +559,15 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       if (lane == 0) sTail.store(warp, tail[0][0]);
     }
     if (group > 1) {
-      const Shared<float> TQ = shared<float>(y.TQ, kBT * y.ldF), TK = shared<float>(y.TK, kBT * y.ldF);
+      const Shared<float> TQ = shared<float>(y.totals, kBT * L::kLdF),
+                          TK = shared<float>(y.totals + 4 * kBT * L::kLdF, kBT * L::kLdF);
       FLA_UNROLL
       for (int m = 0; m < 2; ++m) {
         FLA_UNROLL
         for (int n = 0; n < 2; ++n) {
           FLA_UNROLL
           for (int f = 0; f < 4; ++f) {
-            const int to = tile_row(m, f) * y.ldF + channel + tile_channel(n, f);
+            const int to = tile_row(m, f) * L::kLdF + channel + tile_channel(n, f);
             if (j_group > 0) {
               dq[m][n].x[f] += TQ.load(to);
               dk[m][n].x[f] += TK.load(to);
@@ -623,7 +618,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     if (id < 3 * kBT) {
       float sum = 0.0F;
       FLA_UNROLL
-      for (int i = 0; i < kWarps; ++i) sum += shared<float>(y.states + i * y.own, 3 * kBT).load(id);
+      for (int i = 0; i < kWarps; ++i) sum += shared<float>(L::kStates + i * y.own, 3 * kBT).load(id);
       dotQ.store(id, sum);  // dotK and dotA follow
     }
     if constexpr (CHANNEL) {
@@ -687,7 +682,8 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       for (int n = 0; n < 2; ++n) {
         const int col = channel + tile_channel(n, 0);
         if (r >= c.rows || col >= p.K) continue;
-        const Vec<T, 2> xq = sQ.template load_vec<2>(r * y.ldK + col), xk = sK.template load_vec<2>(r * y.ldK + col);
+        const Vec<T, 2> xq = sQ.template load_vec<2>(r * L::kLdK + col),
+                        xk = sK.template load_vec<2>(r * L::kLdK + col);
         Vec<T, 2> to_q, to_k;
         FLA_UNROLL
         for (int e = 0; e < 2; ++e) {
@@ -709,7 +705,7 @@ Status launch_gradient_kernel(const DeltaProblem& p, const DeltaChunkSpace<T>& w
       {.name = "delta_gradient_kernel",
        .grid = {delta_chunk_slots(p) * p.H},
        .threads = 2 * KP,
-       .shared_bytes = static_cast<std::size_t>(GradientLayout(KP, w.value_tiles, p.HV > p.H).bytes)},
+       .shared_bytes = static_cast<std::size_t>(GradientLayout<KP>(w.value_tiles, p.HV > p.H).bytes)},
       stream, delta_args(p), w);
 }
 
