@@ -23,7 +23,7 @@ template <int KP>
 struct GradientLayout {
   static constexpr int kLdK = KP + 8, kLdF = KP + 4;
   static constexpr int kQ = 0, kK = kQ + 2 * kBT * kLdK, kP = kK + 2 * kBT * kLdK, kL = kP + 2 * kBT * kLdP;
-  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (10 * kBT + 8);
+  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (7 * kBT + 8 + KP);
   int ldV, own, values, totals, bytes;  // own: bytes of a warp's states and adjoints; the others are offsets
 
   FLA_HOST_DEVICE GradientLayout(int value_tiles, bool group) {
@@ -39,13 +39,21 @@ struct GradientLayout {
 FLA_DEVICE int tile_row(int m, int f) { return 16 * m + frag_row(f); }
 FLA_DEVICE int tile_channel(int n, int f) { return 8 * n + frag_col(f); }
 
-// Starts the copy of [BT, width] to shared memory, zeros past rows and columns; both widths are multiples of 8.
+// A thread's pieces of 8 elements of a [BT, width] tile: column `col` of rows row, row + step, ..
+struct Pieces {
+  int row, col, step;
+};
+FLA_DEVICE Pieces pieces_of(int width) {
+  const int each = width / 8, step = block_threads() / each, row = thread_id() / each;
+  return {row < step ? row : kBT, thread_id() % each * 8, step};
+}
+// Starts the copy of a tile to shared memory, zeros past rows and columns.
 template <typename T>
-FLA_DEVICE void fetch_rows(Shared<T> to, int ld, const T* from, std::int64_t stride, int width, int rows, int columns) {
-  for (int i = thread_id(); i < kBT * width / 8; i += block_threads()) {
-    const int r = i / (width / 8), col = i % (width / 8) * 8;
-    const bool inside = r < rows && col < columns;
-    cp_async<16>(to + (r * ld + col), inside ? from + (r * stride + col) : from, inside ? 16 : 0);
+FLA_DEVICE void fetch_rows(const Pieces& own, Shared<T> to, int ld, const T* from, std::int64_t stride, int rows,
+                           int columns) {
+  for (int r = own.row; r < kBT; r += own.step) {
+    const bool inside = r < rows && own.col < columns;
+    cp_async<16>(to + (r * ld + own.col), inside ? from + (r * stride + own.col) : from, inside ? 16 : 0);
   }
 }
 
@@ -143,7 +151,9 @@ FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld)
 }
 
 template <typename T, int KP, bool CHANNEL>
-FLA_KERNEL(2 * KP, KP == 64 ? 3 : 2)
+FLA_KERNEL(2 * KP, CHANNEL    ? 128 / KP
+                   : KP == 64 ? 3
+                              : 2)
 delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
   const int group = p.HV / p.H, value_tiles = w.value_tiles;
@@ -151,12 +161,12 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   const L y(value_tiles, group > 1);
   const int id = thread_id(), lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
   const int hk = block_x() % p.H, entries = 1 + (CHANNEL ? p.K : 1);
-  const std::int64_t slot = block_x() / p.H;
+  const int slot = block_x() / p.H;
   const Chunk c = find_chunk(p, slot);
   const bool parameters = p.dA_log.present() || p.ddt_bias.present();
   if (c.rows == 0) {
     for (int i = id; parameters && i < group * entries; i += kThreads) {
-      w.partials[(slot * p.HV + hk * group) * entries + i] = 0.0F;
+      w.partials[(std::int64_t{slot} * p.HV + hk * group) * entries + i] = 0.0F;
     }
     return;
   }
@@ -168,18 +178,20 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
                   sDO = shared<T>(y.values, value_tile), sE = shared<T>(y.values + 2 * value_tile, value_tile),
                   sDV = shared<T>(y.values + 4 * value_tile, value_tile);
   const Shared<T> sS = shared<T>(L::kStates + warp * y.own, y.own / 2);
-  const Shared<float> rows = shared<float>(L::kRows, 10 * kBT + 8);
-  const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotQ = rows + 4 * kBT,
-                      dotK = rows + 5 * kBT, dotA = rows + 6 * kBT, dotV = rows + 7 * kBT, totalQ = rows + 8 * kBT,
-                      totalK = rows + 9 * kBT, sTail = rows + 10 * kBT;
+  const Shared<float> rows = shared<float>(L::kRows, 7 * kBT + 8 + KP);
+  const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotV = rows + 4 * kBT,
+                      totalQ = rows + 5 * kBT, totalK = rows + 6 * kBT, sTail = rows + 7 * kBT,
+                      sEnd = sTail + (8 + channel);  // the warp's tails by channel
+  const Shared<float> dotQ = shared<float>(y.values, 3 * kBT), dotK = dotQ + kBT, dotA = dotQ + 2 * kBT;
 
-  fetch_rows(sQ, L::kLdK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], KP, c.rows, p.K);
-  fetch_rows(sK, L::kLdK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], KP, c.rows, p.K);
+  const Pieces keys = pieces_of(KP);
+  fetch_rows(keys, sQ, L::kLdK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], c.rows, p.K);
+  fetch_rows(keys, sK, L::kLdK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], c.rows, p.K);
 
   FragC dq[2][2], dk[2][2];  // dk: u + beta a
   for (int j_group = 0; j_group < group; ++j_group) {
     const int hv = hk * group + j_group;
-    const std::int64_t at = slot * p.HV + hv;
+    const std::int64_t at = std::int64_t{slot} * p.HV + hv;
     if (j_group > 0) sync_threads();
     {
       // A warp's states and adjoints are one piece in memory each.
@@ -190,9 +202,10 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       }
     }
     const std::int64_t kept = at * (kBT * 16 * value_tiles);
-    fetch_rows(sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], 16 * value_tiles, c.rows, p.V);
-    fetch_rows(sE, y.ldV, w.e + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
-    fetch_rows(sDV, y.ldV, w.dvbar + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
+    const Pieces values = pieces_of(16 * value_tiles);
+    fetch_rows(values, sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], c.rows, p.V);
+    fetch_rows(values, sE, y.ldV, w.e + kept, 16 * value_tiles, kBT, 16 * value_tiles);
+    fetch_rows(values, sDV, y.ldV, w.dvbar + kept, 16 * value_tiles, kBT, 16 * value_tiles);
     cp_async_commit();
     if (id < kBT) {
       sBeta.store(id, id < c.rows ? load_beta(p, c.s.row, first + id, hv, 0) : 0.0F);
@@ -208,25 +221,6 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       if (p.dbeta.present() && v_row < c.rows && col < p.V) {
         v[i] = load_global<8>(p.v.view.at<T>(c.s.row, first + v_row, hv, col));
       }
-    }
-    const float multiplier = gate_multiplier(p, hv);
-    GateTile G = {};
-    if constexpr (CHANNEL) {
-      load_gates(p, c, hv, channel, G);
-      FLA_UNROLL
-      for (int n = 0; n < 2; ++n) {
-        FLA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int at_channel = channel + tile_channel(n, e);
-          const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
-          FLA_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            float& x = G[i / 2][n][2 * (i % 2) + e];
-            x = g + 8 * i < c.rows && at_channel < p.K ? log2_gate(p, x, bias, multiplier) : 0.0F;
-          }
-        }
-      }
-      scan_rows<false>(G);
     }
     cp_async_wait<0>();
     sync_threads();
@@ -351,6 +345,26 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     }
     sync_threads();
 
+    GateTile G = {};
+    if constexpr (CHANNEL) {
+      const float multiplier = gate_multiplier(p, hv);
+      load_gates(p, c, hv, channel, G);
+      FLA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          const int at_channel = channel + tile_channel(n, e);
+          const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
+          FLA_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            float& x = G[i / 2][n][2 * (i % 2) + e];
+            x = g + 8 * i < c.rows && at_channel < p.K ? log2_gate(p, x, bias, multiplier) : 0.0F;
+          }
+        }
+      }
+      scan_rows<false>(G);
+    }
+
     // ---- (7), (8) and u; q and k of a lane's elements, as given
     const auto each = [&](auto&& f) {
       FLA_UNROLL
@@ -368,8 +382,8 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         }
       }
     };
-    float tail[2][2] = {};  // of channel tile_channel(n, e); with a gate per head all in one
     {
+      float tail[2][2] = {};  // of channel tile_channel(n, e); with a gate per head all in one
       float end[2][2];
       FLA_UNROLL
       for (int n = 0; n < 2; ++n) {
@@ -388,11 +402,13 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         for (int n = 0; n < 2; ++n) {
           FLA_UNROLL
           for (int e = 0; e < 2; ++e) {
-            tail[n][e] = sum_rows(tail[n][e]) + exp2_approx(end[n][e]) * shuffle(ends[n], 4 * (2 * t + e));
+            const float sum = sum_rows(tail[n][e]) + exp2_approx(end[n][e]) * shuffle(ends[n], 4 * (2 * t + e));
+            if (g == 0) sEnd.store(tile_channel(n, e), sum);
           }
         }
       } else {
-        tail[0][0] = warp_sum(tail[0][0]) + exp2_approx(end[0][0]) * sum_rows(ends[0] + ends[1]);
+        const float sum = warp_sum(tail[0][0]) + exp2_approx(end[0][0]) * sum_rows(ends[0] + ends[1]);
+        if (lane == 0) sTail.store(warp, sum);
       }
     }
     if constexpr (CHANNEL) {
@@ -555,9 +571,6 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         }
       }
     }
-    if constexpr (!CHANNEL) {
-      if (lane == 0) sTail.store(warp, tail[0][0]);
-    }
     if (group > 1) {
       const Shared<float> TQ = shared<float>(y.totals, kBT * L::kLdF),
                           TK = shared<float>(y.totals + 4 * kBT * L::kLdF, kBT * L::kLdF);
@@ -583,8 +596,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     float* partials = w.partials + at * entries;
     if constexpr (CHANNEL) {
       scan_rows<true>(G);
-      GateTile raw = {};
-      if (p.gate != GateActivation::Kind::None) load_gates(p, c, hv, channel, raw);
+      const float multiplier = gate_multiplier(p, hv);
       float sum_a = 0.0F;
       FLA_UNROLL
       for (int n = 0; n < 2; ++n) {
@@ -592,13 +604,17 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         for (int e = 0; e < 2; ++e) {
           const int at_channel = channel + tile_channel(n, e);
           const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
+          const float tail = sEnd.load(tile_channel(n, e));
           float sum_bias = 0.0F;
           FLA_UNROLL
           for (int i = 0; i < 4; ++i) {
             const int r = g + 8 * i;
             if (r >= c.rows || at_channel >= p.K) continue;
-            const float sum = G[i / 2][n][2 * (i % 2) + e] + tail[n][e];
-            const GateSlopes s = gate_slopes(p, raw[i / 2][n][2 * (i % 2) + e], bias, multiplier);
+            const float sum = G[i / 2][n][2 * (i % 2) + e] + tail;
+            GateSlopes s = {1.0F, 0.0F};
+            if (p.gate != GateActivation::Kind::None) {
+              s = gate_slopes(p, p.gk.load(c.s.row, first + r, hv, at_channel), bias, multiplier);
+            }
             if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + r, hv, at_channel);
             sum_a += sum * s.A_log;
             sum_bias += sum * s.raw;
@@ -651,7 +667,8 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           sum += end;
           float sum_a = 0.0F, sum_bias = 0.0F;
           if (lane < c.rows) {
-            const GateSlopes s = gate_slopes(p, p.g.load(c.s.row, first + lane, hv), gate_bias(p, hv, 0), multiplier);
+            const GateSlopes s =
+                gate_slopes(p, p.g.load(c.s.row, first + lane, hv), gate_bias(p, hv, 0), gate_multiplier(p, hv));
             if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + lane, hv);
             sum_a = sum * s.A_log;
             sum_bias = sum * s.raw;

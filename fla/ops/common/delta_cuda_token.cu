@@ -3,7 +3,7 @@
 //   o_t = scale S_t^T q_t = scale ((e^{g_t} o S_{t-1})^T q_t + (k_t^T q_t) e_t)
 // (Plain: e_t reads S_{t-1} itself.) Serves every element type, stride and gate, and a pool of states: a state is read
 // once, kept in registers over the sequence's tokens, and written where the table of slots says.
-// grid     N * HV * parts in x; a thread keeps 16 key channels of 4 value channels; a warp has all K of 4096 / KP value
+// grid     N * HV * parts in x; a thread keeps 32 key channels of 4 value channels; a warp has all K of 4096 / KP value
 //          channels, so that sums over keys need no barrier; 1 to 4 warps
 // shared   8 tokens: q, k, e^{g + gk} [8, KP] and v, beta, e^{gv} [8, columns], fp32
 // offsets  int64
@@ -15,7 +15,7 @@ namespace fla::cuda {
 
 namespace {
 
-constexpr int kStaged = 8, kRows = 16, kMostWarps = 4;
+constexpr int kStaged = 8, kRows = 32, kMostWarps = 4;
 
 template <int KP>
 struct TokenShape {
@@ -206,7 +206,7 @@ constexpr int token_shared_bytes(int columns) {
 }
 
 template <int KP>
-FLA_KERNEL(32 * kMostWarps, 3)
+FLA_KERNEL(32 * kMostWarps, 2)
 delta_token_kernel(const DeltaArgs p, const TokenStates states, float* z) {
   using Shape = TokenShape<KP>;
   const int warps = block_threads() / 32, columns = warps * Shape::kColumns, parts = (p.V + columns - 1) / columns;
@@ -350,13 +350,15 @@ delta_token_kernel(const DeltaArgs p, const TokenStates states, float* z) {
         for (int e = 0; e < 4; ++e) S[4 * (r + u) + e] += k.x[u] * error[e];
       }
     }
-    if (own.group >= 4 || own.column + own.group >= p.V) continue;  // lane group e writes value channel e
-    const auto mine = [&](const float(&x)[4]) {
-      return own.group == 0 ? x[0] : own.group == 1 ? x[1] : own.group == 2 ? x[2] : x[3];
-    };
+    if (own.group != 0) continue;
     const std::int64_t t = token_at(p, s, done);
-    if (p.o.present()) p.o.store(mine(out), s.row, t, hv, own.column + own.group);
-    if (z != nullptr) z[((s.row * p.T + t) * p.HV + hv) * p.V + own.column + own.group] = mine(seen);
+    FLA_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const int column = own.column + e;
+      if (column >= p.V) continue;
+      if (p.o.present()) p.o.store(out[e], s.row, t, hv, column);
+      if (z != nullptr) z[((s.row * p.T + t) * p.HV + hv) * p.V + column] = seen[e];
+    }
   }
 }
 

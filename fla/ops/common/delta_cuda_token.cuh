@@ -49,17 +49,35 @@ FLA_DEVICE std::int64_t token_at(const DeltaArgs& p, const Span& s, std::int64_t
   return s.begin + (p.reverse ? s.length - 1 - t : t);
 }
 
+// A lane's elements of one row, channels lane_id() + 32 i; all of them are asked for before the first is waited for.
+template <typename T, int N>
+FLA_DEVICE void load_lanes(const TypedView& x, std::int64_t offset, int count, float (&r)[N]) {
+  const T* from = static_cast<const T*>(x.view.data) + offset;
+  FLA_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const int c = lane_id() + 32 * i;
+    r[i] = c < count ? to_f32(from[c * x.view.stride[3]]) : 0.0F;
+  }
+}
+template <int N>
+FLA_DEVICE void load_lanes(const TypedView& x, std::int64_t row, std::int64_t t, int head, int count, float (&r)[N]) {
+  const std::int64_t offset = x.offset(row, t, head, 0);
+  switch (x.type) {
+    case DType::F32: load_lanes<float>(x, offset, count, r); break;
+    case DType::BF16: load_lanes<bf16>(x, offset, count, r); break;
+    case DType::F16: load_lanes<f16>(x, offset, count, r); break;
+    default: break;
+  }
+}
+
 // Reads one token of q or k by a warp, normalised if asked, times `by`.
 template <int KP>
 FLA_DEVICE void stage_row(const TypedView& x, std::int64_t row, std::int64_t t, int head, int K, bool unit,
                           Shared<float> to, float by = 1.0F) {
   float r[KP / 32], sum = 0.0F;
+  load_lanes(x, row, t, head, K, r);
   FLA_UNROLL
-  for (int i = 0; i < KP / 32; ++i) {
-    const int c = lane_id() + 32 * i;
-    r[i] = c < K ? x.load(row, t, head, c) : 0.0F;
-    sum += r[i] * r[i];
-  }
+  for (const float y : r) sum += y * y;
   if (unit) by *= inverse_norm(warp_sum(sum));
   FLA_UNROLL
   for (int i = 0; i < KP / 32; ++i) to.store(lane_id() + 32 * i, r[i] * by);
@@ -72,11 +90,14 @@ FLA_DEVICE void stage_decay(const DeltaArgs& p, std::int64_t row, std::int64_t t
   const float head = !p.g.present() ? 0.0F
                      : p.gate_of_g  ? activate(p, p.g.load(row, t, hv), gate_bias(p, hv, 0), multiplier)
                                     : p.g.load(row, t, hv);
-  for (int c = lane_id(); c < KP; c += 32) {
+  float raw[KP / 32] = {};
+  if (p.gk.present()) load_lanes(p.gk, row, t, hv, p.K, raw);
+  FLA_UNROLL
+  for (int i = 0; i < KP / 32; ++i) {
+    const int c = lane_id() + 32 * i;
     float gate = head;
     if (p.gk.present() && c < p.K) {
-      const float raw = p.gk.load(row, t, hv, c);
-      gate += p.gate_of_g ? raw : activate(p, raw, gate_bias(p, hv, c), multiplier);
+      gate += p.gate_of_g ? raw[i] : activate(p, raw[i], gate_bias(p, hv, c), multiplier);
     }
     to.store(c, expf(gate));
   }
