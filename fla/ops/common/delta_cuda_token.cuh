@@ -74,7 +74,7 @@ FLA_DEVICE void load_lanes(const TypedView& x, std::int64_t row, std::int64_t t,
 template <int KP>
 FLA_DEVICE void stage_row(const TypedView& x, std::int64_t row, std::int64_t t, int head, int K, bool unit,
                           Shared<float> to, float by = 1.0F) {
-  float r[KP / 32], sum = 0.0F;
+  float r[KP / 32] = {}, sum = 0.0F;
   load_lanes(x, row, t, head, K, r);
   FLA_UNROLL
   for (const float y : r) sum += y * y;
