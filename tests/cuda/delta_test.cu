@@ -144,14 +144,14 @@ TEST(CudaDeltaChunk, PackedWithEmptySequences) {
 TEST(CudaDeltaChunk, WideKey) { check({.T = 64, .H = 1, .HV = 1, .K = 256, .V = 32}, DeltaKernel::Chunk, kSixteen); }
 TEST(CudaDeltaChunk, NarrowKey) { check({.T = 64, .H = 1, .HV = 1, .K = 40, .V = 24}, DeltaKernel::Chunk, kSixteen); }
 // A pool of states after a call and the state after every token, within `limit` of the reference.
-void check_pool(const DeltaCase& c, double limit, double state_limit) {
+void check_pool(const DeltaCase& c, double limit, double state_limit, DeltaKernel kernel = DeltaKernel::Token) {
   DeltaData first(c);
   ASSERT_TRUE(run_delta_reference(first.host).ok());
   std::vector<std::byte> o, pool;
   for (int order = 0; order < kOrders; ++order) {
     use_order(order);
     DeltaData d(c);
-    EXPECT_EQ(delta_forward_plan(d.device, device()).kernel, DeltaKernel::Token);
+    EXPECT_EQ(delta_forward_plan(d.device, device()).kernel, kernel);
     run_delta(d.device, device());
     if (::testing::Test::HasFatalFailure()) return;
     if (order == 0) {
@@ -169,7 +169,7 @@ void check_pool(const DeltaCase& c, double limit, double state_limit) {
 }
 TEST(CudaDeltaPool, OneTokenWithPadding) {
   check_pool({.B = 4, .T = 1, .H = 1, .HV = 2, .K = 128, .V = 128, .pool = 6, .indices = {4, -1, 0, 5}}, kSixteen,
-             kExact);
+             kExact, DeltaKernel::Decode);
 }
 TEST(CudaDeltaPool, SixteenBitStates) {
   for (const DType type : {DType::BF16, DType::F16}) {
@@ -185,7 +185,7 @@ TEST(CudaDeltaPool, SixteenBitStates) {
                   .state_type = type,
                   .pool = 5,
                   .indices = {2, 0, 4}},
-                 kSixteen, kSixteen);
+                 kSixteen, kSixteen, v_first ? DeltaKernel::Token : DeltaKernel::Decode);
     }
   }
 }
@@ -207,6 +207,41 @@ TEST(CudaDeltaPool, ASlotForEveryToken) {
               .accepted = {4, 1, 2},
               .steps = true},
              kExact, kExact);
+}
+TEST(CudaDeltaPool, ASlotForEveryTokenOfWholeRows) {
+  for (const DType type : {DType::F32, DType::F16}) {
+    check_pool({.B = 3,
+                .T = 3,
+                .H = 1,
+                .HV = 2,
+                .K = 200,
+                .V = 72,
+                .type = DType::F32,
+                .gate = Gate::Channel,
+                .activation = GateActivation::Kind::Softplus,
+                .beta_sigmoid = 2.0,
+                .state_type = type,
+                .pool = 12,
+                .columns = 4,
+                .indices = {3, 1, 2, 0, -1, -1, -1, -1, 11, 10, 9, 8},
+                .accepted = {4, 1, 2},
+                .steps = true},
+               kExact, type == DType::F32 ? kExact : kSixteen, DeltaKernel::Decode);
+  }
+}
+TEST(CudaDeltaPool, PlainRuleWithoutTable) {
+  check_pool({.B = 2,
+              .T = 8,
+              .H = 1,
+              .HV = 1,
+              .K = 37,
+              .V = 16,
+              .type = DType::F32,
+              .gate = Gate::None,
+              .normalize = false,
+              .pool = 2,
+              .erase = Erase::Plain},
+             kExact, kExact, DeltaKernel::Decode);
 }
 TEST(CudaDeltaPool, NarrowStatesWithoutTable) {
   check_pool({.B = 2, .T = 8, .H = 1, .HV = 1, .K = 37, .V = 19, .type = DType::F32, .pool = 2, .steps = true}, kExact,

@@ -112,7 +112,7 @@ std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device) {
 }
 
 std::string DeltaPlan::text() const {
-  if (kernel == DeltaKernel::Token) return std::string(name) + " (" + why_token + ")";
+  if (kernel != DeltaKernel::Chunk) return std::string(name) + " (" + why_token + ")";
   return std::string(name) + ", K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
          (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
          std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" + (loaders ? ", loading warps" : "");
@@ -126,7 +126,9 @@ DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
   plan.columns = 32;
   plan.parts = (p.V + 31) / 32;
   if (!plan.why_token.empty()) {
-    plan.name = "delta_token";
+    const bool decode = delta_decode_serves(p);
+    plan.kernel = decode ? DeltaKernel::Decode : DeltaKernel::Token;
+    plan.name = decode ? "delta_decode" : "delta_token";
     return plan;
   }
   plan.kernel = DeltaKernel::Chunk;
@@ -155,7 +157,7 @@ DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
 
 std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
   const DeltaPlan plan = delta_forward_plan(p, device);
-  if (plan.kernel == DeltaKernel::Token) return 0;
+  if (plan.kernel != DeltaKernel::Chunk) return 0;
   return p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
                                   : delta_chunk_forward_workspace<f16>(p, plan);
 }
@@ -167,6 +169,7 @@ Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream str
   }
   if (p.N == 0 || p.HV == 0 || p.V == 0 || p.K == 0) return {};
   const DeltaPlan plan = delta_forward_plan(p, device);
+  if (plan.kernel == DeltaKernel::Decode) return delta_decode_forward(p, stream);
   if (plan.kernel == DeltaKernel::Token) return delta_token_forward(p, stream);
   return p.q.dtype == DType::BF16 ? delta_chunk_forward<bf16>(p, plan, stream, workspace)
                                   : delta_chunk_forward<f16>(p, plan, stream, workspace);

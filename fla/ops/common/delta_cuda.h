@@ -12,7 +12,7 @@
 
 namespace fla::cuda {
 
-enum class DeltaKernel : std::uint8_t { Chunk, Token };
+enum class DeltaKernel : std::uint8_t { Chunk, Token, Decode };
 
 // What a call runs: a pure function of the problem's shape and of the device.
 struct DeltaPlan {

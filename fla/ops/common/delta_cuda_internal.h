@@ -10,6 +10,9 @@
 namespace fla::cuda {
 
 Status delta_token_forward(const DeltaProblem& p, Stream stream);
+// At most 8 tokens on states that can be moved 16 bytes at a time.
+bool delta_decode_serves(const DeltaProblem& p);
+Status delta_decode_forward(const DeltaProblem& p, Stream stream);
 std::size_t delta_token_backward_workspace(const DeltaProblem& p);
 Status delta_token_backward(const DeltaProblem& p, Stream stream, std::span<std::byte> workspace);
 

@@ -3,7 +3,7 @@
 //   o_t = scale S_t^T q_t = scale ((e^{g_t} o S_{t-1})^T q_t + (k_t^T q_t) e_t)
 // (Plain: e_t reads S_{t-1} itself.) Serves every element type, stride and gate, and a pool of states: a state is read
 // once, kept in registers over the sequence's tokens, and written where the table of slots says.
-// grid     N * HV * parts in x; a thread keeps 32 key channels of 4 value channels; a warp has all K of 4096 / KP value
+// grid     N * HV * parts in x; a thread keeps 16 key channels of 4 value channels; a warp has all K of 4096 / KP value
 //          channels, so that sums over keys need no barrier; 1 to 4 warps
 // shared   8 tokens: q, k, e^{g + gk} [8, KP] and v, beta, e^{gv} [8, columns], fp32
 // offsets  int64
@@ -15,7 +15,7 @@ namespace fla::cuda {
 
 namespace {
 
-constexpr int kStaged = 8, kRows = 32, kMostWarps = 4;
+constexpr int kStaged = 8, kRows = 16, kMostWarps = 4;
 
 template <int KP>
 struct TokenShape {
@@ -195,18 +195,13 @@ FLA_DEVICE void store_state(const StateTile<KP>& own, const DeltaArgs& p, const 
   }
 }
 
-FLA_DEVICE std::int64_t slot_of(const DeltaArgs& p, std::int64_t n, std::int64_t column) {
-  const View& v = p.slot_indices.view;
-  return load_index(v.data, p.slot_indices.type, n * v.stride[0] + (p.slots_by_token ? column * v.stride[1] : 0));
-}
-
 template <int KP>
 constexpr int token_shared_bytes(int columns) {
   return 4 * kStaged * (3 * KP + 3 * columns) + 8 * kMostWarps;
 }
 
 template <int KP>
-FLA_KERNEL(32 * kMostWarps, 2)
+FLA_KERNEL(32 * kMostWarps, 3)
 delta_token_kernel(const DeltaArgs p, const TokenStates states, float* z) {
   using Shape = TokenShape<KP>;
   const int warps = block_threads() / 32, columns = warps * Shape::kColumns, parts = (p.V + columns - 1) / columns;
@@ -217,24 +212,17 @@ delta_token_kernel(const DeltaArgs p, const TokenStates states, float* z) {
                           part * columns + warp_id() * Shape::kColumns + 4 * (lane_id() % Shape::kLanes)};
   const int local = own.column - part * columns;
 
-  std::int64_t source = n;
-  if (p.slot_indices.present()) {
-    source = slot_of(p, n, 0);
-    if (source < 0) {  // padding
-      for (std::int64_t t = 0; t < s.length; ++t) {
-        for (int j = thread_id(); j < columns && part * columns + j < p.V; j += block_threads()) {
-          if (p.o.present()) p.o.store(0.0F, s.row, s.begin + t, hv, part * columns + j);
-          for (int c = 0; p.steps.present() && c < p.K; ++c) {
-            p.steps.store(0.0F, s.row, s.begin + t, hv, c, part * columns + j);
-          }
+  const std::int64_t source = source_slot(p, n);
+  if (source < 0) {  // padding
+    for (std::int64_t t = 0; t < s.length; ++t) {
+      for (int j = thread_id(); j < columns && part * columns + j < p.V; j += block_threads()) {
+        if (p.o.present()) p.o.store(0.0F, s.row, s.begin + t, hv, part * columns + j);
+        for (int c = 0; p.steps.present() && c < p.K; ++c) {
+          p.steps.store(0.0F, s.row, s.begin + t, hv, c, part * columns + j);
         }
       }
-      return;
     }
-    if (p.accepted.present()) {
-      const std::int64_t i = load_index(p.accepted.view.data, p.accepted.type, n * p.accepted.view.stride[0]);
-      source = slot_of(p, n, i - 1);
-    }
+    return;
   }
   float S[4 * kRows] = {};
   if (p.h0.present()) {

@@ -49,6 +49,19 @@ FLA_DEVICE std::int64_t token_at(const DeltaArgs& p, const Span& s, std::int64_t
   return s.begin + (p.reverse ? s.length - 1 - t : t);
 }
 
+// Entry of the table of slots.
+FLA_DEVICE std::int64_t slot_of(const DeltaArgs& p, std::int64_t n, std::int64_t column) {
+  const View& v = p.slot_indices.view;
+  return load_index(v.data, p.slot_indices.type, n * v.stride[0] + (p.slots_by_token ? column * v.stride[1] : 0));
+}
+// Where sequence n starts; negative: it is padding.
+FLA_DEVICE std::int64_t source_slot(const DeltaArgs& p, std::int64_t n) {
+  if (!p.slot_indices.present()) return n;
+  const std::int64_t slot = slot_of(p, n, 0);
+  if (slot < 0 || !p.accepted.present()) return slot;
+  return slot_of(p, n, load_index(p.accepted.view.data, p.accepted.type, n * p.accepted.view.stride[0]) - 1);
+}
+
 // A lane's elements of one row, channels lane_id() + 32 i; all of them are asked for before the first is waited for.
 template <typename T, int N>
 FLA_DEVICE void load_lanes(const TypedView& x, std::int64_t offset, int count, float (&r)[N]) {
