@@ -21,16 +21,17 @@ inline constexpr int kLdP = kBT + 8, kLdR = 24;  // row pitches of P and L, and 
 
 template <int KP>
 struct GradientLayout {
-  static constexpr int kLdK = KP + 8, kLdF = KP + 4;
+  static constexpr int kLdK = KP + 8, kLdF = KP + 4, kLdG = KP + 8;
   static constexpr int kQ = 0, kK = kQ + 2 * kBT * kLdK, kP = kK + 2 * kBT * kLdK, kL = kP + 2 * kBT * kLdP;
-  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (7 * kBT + 8 + KP);
+  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (10 * kBT + 8);
   int ldV, own, values, totals, bytes;  // own: bytes of a warp's states and adjoints; the others are offsets
 
   FLA_HOST_DEVICE GradientLayout(int value_tiles, bool group) {
     ldV = 16 * value_tiles + 8;
     own = value_tiles * 1024 < 4 * kBT * kLdR ? 4 * kBT * kLdR : value_tiles * 1024;
     values = kStates + KP / 16 * own;
-    totals = values + 3 * 2 * kBT * ldV;
+    const int rows = 3 * 2 * kBT * ldV, gates = 4 * (kBT + 1) * kLdG;
+    totals = values + (rows < gates ? gates : rows);
     bytes = totals + (group ? 8 * kBT * kLdF : 0);
   }
 };
@@ -39,21 +40,13 @@ struct GradientLayout {
 FLA_DEVICE int tile_row(int m, int f) { return 16 * m + frag_row(f); }
 FLA_DEVICE int tile_channel(int n, int f) { return 8 * n + frag_col(f); }
 
-// A thread's pieces of 8 elements of a [BT, width] tile: column `col` of rows row, row + step, ..
-struct Pieces {
-  int row, col, step;
-};
-FLA_DEVICE Pieces pieces_of(int width) {
-  const int each = width / 8, step = block_threads() / each, row = thread_id() / each;
-  return {row < step ? row : kBT, thread_id() % each * 8, step};
-}
-// Starts the copy of a tile to shared memory, zeros past rows and columns.
+// Starts the copy of [BT, width] to shared memory, zeros past rows and columns; both widths are multiples of 8.
 template <typename T>
-FLA_DEVICE void fetch_rows(const Pieces& own, Shared<T> to, int ld, const T* from, std::int64_t stride, int rows,
-                           int columns) {
-  for (int r = own.row; r < kBT; r += own.step) {
-    const bool inside = r < rows && own.col < columns;
-    cp_async<16>(to + (r * ld + own.col), inside ? from + (r * stride + own.col) : from, inside ? 16 : 0);
+FLA_DEVICE void fetch_rows(Shared<T> to, int ld, const T* from, std::int64_t stride, int width, int rows, int columns) {
+  for (int i = thread_id(); i < kBT * width / 8; i += block_threads()) {
+    const int r = i / (width / 8), col = i % (width / 8) * 8;
+    const bool inside = r < rows && col < columns;
+    cp_async<16>(to + (r * ld + col), inside ? from + (r * stride + col) : from, inside ? 16 : 0);
   }
 }
 
@@ -76,58 +69,8 @@ FLA_DEVICE float sum_rows(float x) {
   return x;
 }
 
-// Gates of a warp's [BT, 16] as a lane's elements [m][n][f], before or after activation.
+// A warp's [BT, 16] as a lane's elements [m][n][f].
 using GateTile = float[2][2][4];
-
-template <typename G>
-FLA_DEVICE void load_gates(const View& gk, std::int64_t row, std::int64_t first, int hv, int channel, int rows,
-                           int channels, GateTile& x) {
-  FLA_UNROLL
-  for (int m = 0; m < 2; ++m) {
-    FLA_UNROLL
-    for (int n = 0; n < 2; ++n) {
-      FLA_UNROLL
-      for (int f = 0; f < 4; ++f) {
-        const int r = tile_row(m, f), c = channel + tile_channel(n, f);
-        x[m][n][f] = r < rows && c < channels ? to_f32(*gk.at<G>(row, first + r, hv, c)) : 0.0F;
-      }
-    }
-  }
-}
-FLA_DEVICE void load_gates(const DeltaArgs& p, const Chunk& c, int hv, int channel, GateTile& x) {
-  const std::int64_t first = c.s.begin + c.t0;
-  switch (p.gk.type) {
-    case DType::F32: load_gates<float>(p.gk.view, c.s.row, first, hv, channel, c.rows, p.K, x); break;
-    case DType::BF16: load_gates<bf16>(p.gk.view, c.s.row, first, hv, channel, c.rows, p.K, x); break;
-    case DType::F16: load_gates<f16>(p.gk.view, c.s.row, first, hv, channel, c.rows, p.K, x); break;
-    default: break;
-  }
-}
-
-// Sums down the rows, each row's with its own; `reverse`: up from the last row.
-template <bool REVERSE>
-FLA_DEVICE void scan_rows(GateTile& x) {
-  const int g = lane_id() / 4, t = lane_id() % 4;
-  FLA_UNROLL
-  for (int n = 0; n < 2; ++n) {
-    FLA_UNROLL
-    for (int e = 0; e < 2; ++e) {
-      float before = 0.0F;
-      FLA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int block = REVERSE ? 3 - i : i;
-        float& y = x[block / 2][n][2 * (block % 2) + e];
-        FLA_UNROLL
-        for (int by = 1; by < 8; by *= 2) {
-          const float other = REVERSE ? shuffle_down(y, 4 * by) : shuffle_up(y, 4 * by);
-          if (REVERSE ? g + by < 8 : g >= by) y += other;
-        }
-        y += before;
-        before = shuffle(y, REVERSE ? t : 28 + t);
-      }
-    }
-  }
-}
 
 // c += a b for a lower square a of 16-bit rows at s and the 16 channels at `rows`; TRANSPOSED: a^T.
 template <bool TRANSPOSED, typename T>
@@ -151,9 +94,7 @@ FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld)
 }
 
 template <typename T, int KP, bool CHANNEL>
-FLA_KERNEL(2 * KP, CHANNEL    ? 128 / KP
-                   : KP == 64 ? 3
-                              : 2)
+FLA_KERNEL(2 * KP, KP == 64 ? 3 : 2)
 delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
   const int group = p.HV / p.H, value_tiles = w.value_tiles;
@@ -161,12 +102,12 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   const L y(value_tiles, group > 1);
   const int id = thread_id(), lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
   const int hk = block_x() % p.H, entries = 1 + (CHANNEL ? p.K : 1);
-  const int slot = block_x() / p.H;
+  const std::int64_t slot = block_x() / p.H;
   const Chunk c = find_chunk(p, slot);
   const bool parameters = p.dA_log.present() || p.ddt_bias.present();
   if (c.rows == 0) {
     for (int i = id; parameters && i < group * entries; i += kThreads) {
-      w.partials[(std::int64_t{slot} * p.HV + hk * group) * entries + i] = 0.0F;
+      w.partials[(slot * p.HV + hk * group) * entries + i] = 0.0F;
     }
     return;
   }
@@ -178,20 +119,18 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
                   sDO = shared<T>(y.values, value_tile), sE = shared<T>(y.values + 2 * value_tile, value_tile),
                   sDV = shared<T>(y.values + 4 * value_tile, value_tile);
   const Shared<T> sS = shared<T>(L::kStates + warp * y.own, y.own / 2);
-  const Shared<float> rows = shared<float>(L::kRows, 7 * kBT + 8 + KP);
-  const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotV = rows + 4 * kBT,
-                      totalQ = rows + 5 * kBT, totalK = rows + 6 * kBT, sTail = rows + 7 * kBT,
-                      sEnd = sTail + (8 + channel);  // the warp's tails by channel
-  const Shared<float> dotQ = shared<float>(y.values, 3 * kBT), dotK = dotQ + kBT, dotA = dotQ + 2 * kBT;
+  const Shared<float> rows = shared<float>(L::kRows, 10 * kBT + 8);
+  const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotQ = rows + 4 * kBT,
+                      dotK = rows + 5 * kBT, dotA = rows + 6 * kBT, dotV = rows + 7 * kBT, totalQ = rows + 8 * kBT,
+                      totalK = rows + 9 * kBT, sTail = rows + 10 * kBT;
 
-  const Pieces keys = pieces_of(KP);
-  fetch_rows(keys, sQ, L::kLdK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], c.rows, p.K);
-  fetch_rows(keys, sK, L::kLdK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], c.rows, p.K);
+  fetch_rows(sQ, L::kLdK, p.q.view.at<T>(c.s.row, first, hk), p.q.view.stride[1], KP, c.rows, p.K);
+  fetch_rows(sK, L::kLdK, p.k.view.at<T>(c.s.row, first, hk), p.k.view.stride[1], KP, c.rows, p.K);
 
   FragC dq[2][2], dk[2][2];  // dk: u + beta a
   for (int j_group = 0; j_group < group; ++j_group) {
     const int hv = hk * group + j_group;
-    const std::int64_t at = std::int64_t{slot} * p.HV + hv;
+    const std::int64_t at = slot * p.HV + hv;
     if (j_group > 0) sync_threads();
     {
       // A warp's states and adjoints are one piece in memory each.
@@ -202,10 +141,9 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       }
     }
     const std::int64_t kept = at * (kBT * 16 * value_tiles);
-    const Pieces values = pieces_of(16 * value_tiles);
-    fetch_rows(values, sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], c.rows, p.V);
-    fetch_rows(values, sE, y.ldV, w.e + kept, 16 * value_tiles, kBT, 16 * value_tiles);
-    fetch_rows(values, sDV, y.ldV, w.dvbar + kept, 16 * value_tiles, kBT, 16 * value_tiles);
+    fetch_rows(sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], 16 * value_tiles, c.rows, p.V);
+    fetch_rows(sE, y.ldV, w.e + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
+    fetch_rows(sDV, y.ldV, w.dvbar + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
     cp_async_commit();
     if (id < kBT) {
       sBeta.store(id, id < c.rows ? load_beta(p, c.s.row, first + id, hv, 0) : 0.0F);
@@ -345,24 +283,37 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     }
     sync_threads();
 
+    // ---- a gate per channel: its sums, by a thread per channel, where dO, E and dVbar were
     GateTile G = {};
+    const Shared<float> sGate = shared<float>(y.values, CHANNEL ? (kBT + 1) * L::kLdG : 0);
     if constexpr (CHANNEL) {
-      const float multiplier = gate_multiplier(p, hv);
-      load_gates(p, c, hv, channel, G);
-      FLA_UNROLL
-      for (int n = 0; n < 2; ++n) {
+      if (id < KP) {
+        float raw[kBT] = {};
+        if (id < p.K) load_gate_column(p.gk, c.s.row, first, hv, id, c.rows, raw);
         FLA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int at_channel = channel + tile_channel(n, e);
-          const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
+        for (int i = 0; i < kBT; ++i) sGate.store(i * L::kLdG + id, raw[i]);
+        const float multiplier = gate_multiplier(p, hv), bias = id < p.K ? gate_bias(p, hv, id) : 0.0F;
+        const int count = id < p.K ? c.rows : 0;
+        float sum = 0.0F;
+        FLA_ROLL
+        for (int i = 0; i < kBT; ++i) {
+          if (i < count) sum += log2_gate(p, sGate.load(i * L::kLdG + id), bias, multiplier);
+          sGate.store(i * L::kLdG + id, sum);
+        }
+      }
+      sync_threads();
+      FLA_UNROLL
+      for (int m = 0; m < 2; ++m) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
           FLA_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            float& x = G[i / 2][n][2 * (i % 2) + e];
-            x = g + 8 * i < c.rows && at_channel < p.K ? log2_gate(p, x, bias, multiplier) : 0.0F;
+          for (int f = 0; f < 4; f += 2) {
+            const Vec<float, 2> x = sGate.load_vec<2>(tile_row(m, f) * L::kLdG + channel + tile_channel(n, f));
+            G[m][n][f] = x.x[0];
+            G[m][n][f + 1] = x.x[1];
           }
         }
       }
-      scan_rows<false>(G);
     }
 
     // ---- (7), (8) and u; q and k of a lane's elements, as given
@@ -382,8 +333,8 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         }
       }
     };
+    float tail[2][2] = {};  // of channel tile_channel(n, e); with a gate per head all in one
     {
-      float tail[2][2] = {};  // of channel tile_channel(n, e); with a gate per head all in one
       float end[2][2];
       FLA_UNROLL
       for (int n = 0; n < 2; ++n) {
@@ -403,12 +354,11 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           FLA_UNROLL
           for (int e = 0; e < 2; ++e) {
             const float sum = sum_rows(tail[n][e]) + exp2_approx(end[n][e]) * shuffle(ends[n], 4 * (2 * t + e));
-            if (g == 0) sEnd.store(tile_channel(n, e), sum);
+            if (g == 0) sGate.store(kBT * L::kLdG + channel + tile_channel(n, e), sum);
           }
         }
       } else {
-        const float sum = warp_sum(tail[0][0]) + exp2_approx(end[0][0]) * sum_rows(ends[0] + ends[1]);
-        if (lane == 0) sTail.store(warp, sum);
+        tail[0][0] = warp_sum(tail[0][0]) + exp2_approx(end[0][0]) * sum_rows(ends[0] + ends[1]);
       }
     }
     if constexpr (CHANNEL) {
@@ -571,6 +521,9 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         }
       }
     }
+    if constexpr (!CHANNEL) {
+      if (lane == 0) sTail.store(warp, tail[0][0]);
+    }
     if (group > 1) {
       const Shared<float> TQ = shared<float>(y.totals, kBT * L::kLdF),
                           TK = shared<float>(y.totals + 4 * kBT * L::kLdF, kBT * L::kLdF);
@@ -595,39 +548,16 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     // ---- the gate's gradient
     float* partials = w.partials + at * entries;
     if constexpr (CHANNEL) {
-      scan_rows<true>(G);
-      const float multiplier = gate_multiplier(p, hv);
-      float sum_a = 0.0F;
       FLA_UNROLL
-      for (int n = 0; n < 2; ++n) {
+      for (int m = 0; m < 2; ++m) {
         FLA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int at_channel = channel + tile_channel(n, e);
-          const float bias = at_channel < p.K ? gate_bias(p, hv, at_channel) : 0.0F;
-          const float tail = sEnd.load(tile_channel(n, e));
-          float sum_bias = 0.0F;
+        for (int n = 0; n < 2; ++n) {
           FLA_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            const int r = g + 8 * i;
-            if (r >= c.rows || at_channel >= p.K) continue;
-            const float sum = G[i / 2][n][2 * (i % 2) + e] + tail;
-            GateSlopes s = {1.0F, 0.0F};
-            if (p.gate != GateActivation::Kind::None) {
-              s = gate_slopes(p, p.gk.load(c.s.row, first + r, hv, at_channel), bias, multiplier);
-            }
-            if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + r, hv, at_channel);
-            sum_a += sum * s.A_log;
-            sum_bias += sum * s.raw;
-          }
-          if (parameters) {
-            sum_bias = sum_rows(sum_bias);
-            if (g == 0 && at_channel < p.K) partials[1 + at_channel] = sum_bias;
+          for (int f = 0; f < 4; f += 2) {
+            sGate.store_vec<2>(tile_row(m, f) * L::kLdG + channel + tile_channel(n, f),
+                               Vec<float, 2>{{G[m][n][f], G[m][n][f + 1]}});
           }
         }
-      }
-      if (parameters) {
-        sum_a = warp_sum(sum_a);
-        if (lane == 0) sTail.store(warp, sum_a);
       }
     }
     sync_threads();
@@ -638,13 +568,37 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       dotQ.store(id, sum);  // dotK and dotA follow
     }
     if constexpr (CHANNEL) {
-      if (parameters && id == kThreads - 1) {
-        float sum = 0.0F;
-        for (int i = 0; i < kWarps; ++i) sum += sTail.load(i);
-        partials[0] = sum;
+      if (warp < KP / 32) {
+        float sum_a = 0.0F, sum_bias = 0.0F;
+        if (id < p.K) {
+          const float multiplier = gate_multiplier(p, hv), bias = gate_bias(p, hv, id);
+          float sum = sGate.load(kBT * L::kLdG + id);
+          FLA_ROLL
+          for (int i = kBT - 1; i >= 0; --i) {
+            sum += sGate.load(i * L::kLdG + id);
+            if (i >= c.rows) continue;
+            GateSlopes s = {1.0F, 0.0F};
+            if (p.gate != GateActivation::Kind::None) {
+              s = gate_slopes(p, p.gk.load(c.s.row, first + i, hv, id), bias, multiplier);
+            }
+            if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + i, hv, id);
+            sum_a += sum * s.A_log;
+            sum_bias += sum * s.raw;
+          }
+          if (parameters) partials[1 + id] = sum_bias;
+        }
+        sum_a = warp_sum(sum_a);
+        if (lane == 0) sTail.store(warp, sum_a);
       }
     }
     sync_threads();
+    if constexpr (CHANNEL) {
+      if (parameters && id == kThreads - 1) {
+        float sum = 0.0F;
+        for (int i = 0; i < KP / 32; ++i) sum += sTail.load(i);
+        partials[0] = sum;
+      }
+    }
     if (warp == 0) {
       const float beta = sBeta.load(lane), q_dot = dotQ.load(lane), k_dot = dotK.load(lane), a_dot = dotA.load(lane);
       totalQ.store(lane, totalQ.load(lane) + q_dot);
