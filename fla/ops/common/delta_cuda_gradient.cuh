@@ -69,9 +69,6 @@ FLA_DEVICE float sum_rows(float x) {
   return x;
 }
 
-// A warp's [BT, 16] as a lane's elements [m][n][f].
-using GateTile = float[2][2][4];
-
 // c += a b for a lower square a of 16-bit rows at s and the 16 channels at `rows`; TRANSPOSED: a^T.
 template <bool TRANSPOSED, typename T>
 FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld) {
@@ -94,7 +91,7 @@ FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld)
 }
 
 template <typename T, int KP, bool CHANNEL>
-FLA_KERNEL(2 * KP, KP == 64 ? 3 : 2)
+FLA_KERNEL(2 * KP, KP == 64 && !CHANNEL ? 3 : 2)
 delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
   const int group = p.HV / p.H, value_tiles = w.value_tiles;
@@ -284,7 +281,6 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     sync_threads();
 
     // ---- a gate per channel: its sums, by a thread per channel, where dO, E and dVbar were
-    GateTile G = {};
     const Shared<float> sGate = shared<float>(y.values, CHANNEL ? (kBT + 1) * L::kLdG : 0);
     if constexpr (CHANNEL) {
       if (id < KP) {
@@ -302,18 +298,6 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         }
       }
       sync_threads();
-      FLA_UNROLL
-      for (int m = 0; m < 2; ++m) {
-        FLA_UNROLL
-        for (int n = 0; n < 2; ++n) {
-          FLA_UNROLL
-          for (int f = 0; f < 4; f += 2) {
-            const Vec<float, 2> x = sGate.load_vec<2>(tile_row(m, f) * L::kLdG + channel + tile_channel(n, f));
-            G[m][n][f] = x.x[0];
-            G[m][n][f + 1] = x.x[1];
-          }
-        }
-      }
     }
 
     // ---- (7), (8) and u; q and k of a lane's elements, as given
@@ -339,10 +323,12 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       FLA_UNROLL
       for (int n = 0; n < 2; ++n) {
         FLA_UNROLL
-        for (int e = 0; e < 2; ++e) end[n][e] = CHANNEL ? shuffle(G[1][n][2 + e], 28 + t) : sG.load(kBT - 1);
+        for (int e = 0; e < 2; ++e)
+          end[n][e] = CHANNEL ? sGate.load((kBT - 1) * L::kLdG + channel + tile_channel(n, e)) : sG.load(kBT - 1);
       }
       each([&](int m, int n, int f, int r, float /*q*/, float k) {
-        const float gate = CHANNEL ? G[m][n][f] : sG.load(r), into = exp2_approx(gate);
+        const float gate = CHANNEL ? sGate.load(r * L::kLdG + channel + tile_channel(n, f)) : sG.load(r),
+                    into = exp2_approx(gate);
         dq[m][n].x[f] *= p.scale * into * sRq.load(r);
         a[m][n].x[f] *= -into * sRk.load(r);
         u[m][n].x[f] *= exp2_approx(end[n][f & 1] - gate) * sRk.load(r);
@@ -376,13 +362,14 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
             Vec<T, 2> rk, rq;
+            const int last = (r >> (b + 1) << (b + 1)) + (1 << b) - 1;  // of the lower half
+            const Vec<float, 2> gate = sGate.load_vec<2>(r * L::kLdG + channel + tile_channel(n, 0)),
+                                middle = sGate.load_vec<2>(last * L::kLdG + channel + tile_channel(n, 0));
             const int from = r * L::kLdK + channel + tile_channel(n, 0);
             const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
             FLA_UNROLL
             for (int e = 0; e < 2; ++e) {
-              const float source = b < 3 ? G[m][n][2 * h + e] : b == 3 ? G[m][n][e] : G[0][n][2 + e];
-              const float middle = shuffle(source, 4 * (b < 3 ? (g >> (b + 1) << (b + 1)) + (1 << b) - 1 : 7) + t);
-              const float x = G[m][n][2 * h + e] - middle, decay = exp2_approx(later ? x : -x);
+              const float x = gate.x[e] - middle.x[e], decay = exp2_approx(later ? x : -x);
               by[n][2 * h + e] = decay;
               rk.x[e] = from_f32<T>(to_f32(xk.x[e]) * decay * (later ? sBeta.load(r) : 1.0F));
               rq.x[e] = from_f32<T>(to_f32(xq.x[e]) * decay);
@@ -495,6 +482,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         for (int n = 0; n < 2; ++n) {
           const int from = r * L::kLdK + channel + tile_channel(n, 0);
           const Vec<T, 2> xq = sQ.template load_vec<2>(from), xk = sK.template load_vec<2>(from);
+          Vec<float, 2> of_gate;
           FLA_UNROLL
           for (int e = 0; e < 2; ++e) {
             const int f = 2 * h + e;
@@ -502,11 +490,12 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
             q_sum += q * dq[m][n].x[f];
             k_sum += k * u[m][n].x[f];
             a_sum += k * a[m][n].x[f];
-            // G has served and takes what the gate's gradient adds up.
-            if constexpr (CHANNEL) G[m][n][f] = q * dq[m][n].x[f] + k * (beta * a[m][n].x[f] - u[m][n].x[f]);
+            of_gate.x[e] = q * dq[m][n].x[f] + k * (beta * a[m][n].x[f] - u[m][n].x[f]);
             dq[m][n].x[f] *= by_q;
             dk[m][n].x[f] = by_k * (u[m][n].x[f] + beta * a[m][n].x[f]);
           }
+          // In the place of the gates' sums, which have served.
+          if constexpr (CHANNEL) sGate.store_vec<2>(r * L::kLdG + channel + tile_channel(n, 0), of_gate);
         }
         FLA_UNROLL
         for (int by = 1; by < 4; by *= 2) {
@@ -547,19 +536,6 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
 
     // ---- the gate's gradient
     float* partials = w.partials + at * entries;
-    if constexpr (CHANNEL) {
-      FLA_UNROLL
-      for (int m = 0; m < 2; ++m) {
-        FLA_UNROLL
-        for (int n = 0; n < 2; ++n) {
-          FLA_UNROLL
-          for (int f = 0; f < 4; f += 2) {
-            sGate.store_vec<2>(tile_row(m, f) * L::kLdG + channel + tile_channel(n, f),
-                               Vec<float, 2>{{G[m][n][f], G[m][n][f + 1]}});
-          }
-        }
-      }
-    }
     sync_threads();
     if (id < 3 * kBT) {
       float sum = 0.0F;
