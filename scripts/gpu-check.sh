@@ -15,7 +15,7 @@ while getopts b:o:q option; do
   esac
 done
 golden=${FLA_GOLDEN:-tests/golden}
-families=(linear_attn retention lightning_attn simple_gla gla)
+families=(linear_attn retention lightning_attn simple_gla gla delta_rule gated_delta_rule kda)
 shapes=B1_T8192_H96_D128,B2_T16384_H16_D128,B4_T4096_H64_D128,B4_T2048_H16_D128,B8_T1024_H8_D64
 ((quick)) && shapes=B4_T2048_H16_D128,B8_T1024_H8_D64
 bad=()
