@@ -243,6 +243,10 @@ TEST(CudaDeltaPool, PlainRuleWithoutTable) {
               .erase = Erase::Plain},
              kExact, kExact, DeltaKernel::Decode);
 }
+TEST(CudaDeltaToken, GatesInDouble) {
+  check({.T = 40, .H = 1, .HV = 1, .K = 64, .V = 32, .gate = Gate::Channel, .gate_type = DType::F64},
+        DeltaKernel::Token, kSixteen);
+}
 TEST(CudaDeltaPool, NarrowStatesWithoutTable) {
   check_pool({.B = 2, .T = 8, .H = 1, .HV = 1, .K = 37, .V = 19, .type = DType::F32, .pool = 2, .steps = true}, kExact,
              kExact);

@@ -32,6 +32,7 @@ std::string chunk_refusal(const DeltaProblem& p) {
   if (p.gv) return "gv: needs the token kernel";
   if (p.beta.ndim == 4) return "beta: needs [B, T, HV]";
   if (p.g && p.gk) return "gk: needs to be the only gate";
+  if (p.gk && p.gk.dtype == DType::F64) return "gk: needs F32, F16 or BF16, got F64";
   if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: needs an operator that reads the decayed state";
   if (p.chunk > 0 && p.chunk < kDeltaBT) {
     return "chunk_size: needs at least 32, got " + std::to_string(p.chunk);

@@ -79,7 +79,12 @@ FLA_DEVICE void load_lanes(const TypedView& x, std::int64_t row, std::int64_t t,
     case DType::F32: load_lanes<float>(x, offset, count, r); break;
     case DType::BF16: load_lanes<bf16>(x, offset, count, r); break;
     case DType::F16: load_lanes<f16>(x, offset, count, r); break;
-    default: break;
+    default:
+      FLA_UNROLL
+      for (int i = 0; i < N; ++i) {
+        const int c = lane_id() + 32 * i;
+        r[i] = c < count ? load_any(x.view.data, x.type, offset + c * x.view.stride[3]) : 0.0F;
+      }
   }
 }
 
