@@ -69,7 +69,7 @@ HWY_INLINE void store_panel(const float* panel, const Rows& s, std::int64_t K, s
 }
 
 // Scratch of one chunk. Token-major tiles are [token_rows_padded(BT), pad_up(K)], key-major ones
-// [pad_up(K), token_ld(BT)]. In the forward qa, qe alias q and ka aliases k.
+// [pad_up(K), token_ld(BT)]. In the forward qa, qe alias q and ka aliases k; without a channel gate ka is k.
 struct ChunkTiles {
   float* q = nullptr;
   float* k = nullptr;
@@ -78,7 +78,7 @@ struct ChunkTiles {
   float* ka = nullptr;     // k e^{anchor - G}
   float* qe = nullptr;     // scale q e^G
   float* e = nullptr;      // e^{G - anchor}; backward, channel gate
-  float* jump = nullptr;   // row i: e^{anchor - previous anchor} where a segment starts at i; backward, channel gate
+  float* jump = nullptr;   // row i: e^{anchor - previous anchor} where a segment starts at i, 1 at 0; channel gate, backward
   float* kt = nullptr;     // k e^{G_C - G}, key-major
   float* a = nullptr;      // [BT, token_ld] A, lower triangle
   float* mask = nullptr;   // [BT, token_ld] e^{G_i - G_j}, j <= i; head gate
@@ -97,8 +97,8 @@ struct ChunkTiles {
     k = arena.floats(token_major);
     if (gate == KeyGate::Channel) g = arena.floats(token_major);
     qa = backward ? arena.floats(token_major) : q;
-    ka = backward ? arena.floats(token_major) : k;
-    qe = backward ? arena.floats(token_major) : q;
+    ka = backward && gate == KeyGate::Channel ? arena.floats(token_major) : k;
+    qe = backward && gate != KeyGate::None ? arena.floats(token_major) : qa;
     if (backward && gate == KeyGate::Channel) {
       e = arena.floats(token_major);
       jump = arena.floats(token_major);
@@ -123,6 +123,30 @@ struct ChunkGate {
   double gamma = 0.0;  // HeadDecay
 };
 
+// gsum, eg, ec of a head gate.
+HWY_INLINE void head_decays(ChunkTiles& t, const ChunkGate& gate, std::int64_t t0, std::int64_t C, std::int64_t lt) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < C; ++i) {
+    if (gate.rows) {
+      sum += scalar_at(gate.rows, t0 + i);
+    } else {
+      sum = static_cast<double>(i + 1) * gate.gamma;
+    }
+    t.gsum[i] = sum;
+  }
+  for (std::int64_t i = C; i < lt; ++i) t.gsum[i] = sum;
+  for (std::int64_t i = 0; i < lt; ++i) {
+    t.eg[i] = static_cast<float>(t.gsum[i]);
+    t.ec[i] = static_cast<float>(sum - t.gsum[i]);
+  }
+  for (std::int64_t i = 0; i < lt; i += lanes) {
+    hn::StoreU(exp_v(d, hn::LoadU(d, t.eg + i)), d, t.eg + i);
+    hn::StoreU(exp_v(d, hn::LoadU(d, t.ec + i)), d, t.ec + i);
+  }
+}
+
 // Exponents of a segment stay within this, so that k e^{anchor - G} <= e^30 |k| and its product with q e^{G - anchor}
 // is in range whatever the gates.
 constexpr float kSegmentRange = 30.0F;
@@ -135,12 +159,9 @@ constexpr float kSegmentRange = 30.0F;
 // multiplied by e^{new - old} <= 1, where underflow to 0 is right. So no exponent exceeds the range, sums of gates are
 // only ever taken within a segment (differences keep their digits beside gates of -1000), and what row i gets depends
 // on rows <= i only.
-//
-// hook(first, last, entry) is called once per segment, when its rows of qa and a exist and kt holds the keys of rows
-// < last relative to its anchor e^{ep}; entry: the anchor is the chunk's entry.
-template <KeyGate kGate, class Hook>
+template <KeyGate kGate>
 HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, const ChunkGate& gate, std::int64_t t0,
-                              std::int64_t C, float scale, bool want_q, const Hook& hook) {
+                              std::int64_t C, float scale, bool want_q) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t kp = pad_up(K), lt = token_ld(BT);
@@ -150,26 +171,8 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
   if constexpr (kGate != KeyGate::Channel) {
     transpose(t.k, kp, C, K, t.kt, lt);
     if constexpr (kGate == KeyGate::Head) {
-      double sum = 0.0;
-      for (std::int64_t i = 0; i < C; ++i) {
-        if (gate.rows) {
-          sum += scalar_at(gate.rows, t0 + i);
-        } else {
-          sum = static_cast<double>(i + 1) * gate.gamma;
-        }
-        t.gsum[i] = sum;
-      }
-      for (std::int64_t i = C; i < lt; ++i) t.gsum[i] = sum;
-      for (std::int64_t i = 0; i < lt; ++i) {
-        t.eg[i] = static_cast<float>(t.gsum[i]);
-        t.ec[i] = static_cast<float>(sum - t.gsum[i]);
-      }
-      for (std::int64_t i = 0; i < lt; i += lanes) {
-        hn::StoreU(exp_v(d, hn::LoadU(d, t.eg + i)), d, t.eg + i);
-        hn::StoreU(exp_v(d, hn::LoadU(d, t.ec + i)), d, t.ec + i);
-      }
-      const float last = t.eg[C - 1];
-      std::fill(t.decay, t.decay + kp, last);
+      head_decays(t, gate, t0, C, lt);
+      std::fill(t.decay, t.decay + kp, t.eg[C - 1]);
     }
     t.segment[0] = 0;
     t.segment[1] = C;
@@ -195,7 +198,6 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
           }
         }
       }
-      hook(std::int64_t{0}, C, true);
       for (std::int64_t i = 0; i < C; ++i) {
         const auto s = kGate == KeyGate::Head ? hn::Set(d, t.eg[i]) : hn::Set(d, 1.0F);
         if (kGate == KeyGate::None && t.qe == t.qa) break;
@@ -220,6 +222,7 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
     float* next = t.rel + kp;
     std::fill(t.ep, t.ep + kp, 1.0F);
     std::fill(rel, rel + kp, 0.0F);
+    if (t.jump != nullptr) std::fill(t.jump, t.jump + kp, 1.0F);
     bool entry = true;
     std::int64_t start = 0;
 
@@ -230,7 +233,6 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
       if (!want_q) return;
       gemm<false>(end - start, end, {t.qa + start * kp, kp, t.kt, lt, K}, {}, Tri::None, {}, t.a + start * lt, lt,
                   start);
-      hook(start, end, entry);
       if (entry && t.qe == t.qa) return;
       for (std::int64_t i = start; i < end; ++i) {
         for (std::int64_t c = 0; c < kp; c += lanes) {

@@ -35,7 +35,7 @@ inline ForwardPlan forward_plan(const DiagProblem& p, std::int64_t chunk, int th
   const std::int64_t heads = std::max<std::int64_t>(p.N * p.H, 1);
   f.split = std::clamp<std::int64_t>((threads + heads - 1) / heads, 1, std::max<std::int64_t>(f.panels, 1));
   f.panels_per_task = f.panels == 0 ? 0 : (f.panels + f.split - 1) / f.split;
-  f.group = head_group(p, f.panels, threads, kHeadGroup);
+  f.group = head_group(p, pad_up(p.K) * f.panels * kBV, threads, kHeadGroup);
   f.groups = (p.H + f.group - 1) / f.group;
   f.slots = std::max<std::int64_t>(1, std::min<std::int64_t>(threads, p.N * f.groups * f.split));
   return f;
@@ -118,7 +118,7 @@ HWY_NOINLINE void forward_task(const DiagProblem& p, const ForwardPlan& f, Forwa
       if (want_o) load_rows(x.q, t0, C, 0, K, w.chunk.q, kp);
       load_rows(x.k, t0, C, 0, K, w.chunk.k, kp);
       load_rows(x.v, t0, C, v_begin, v_count, w.v, ldv);
-      prepare_chunk<kGate>(w.chunk, f.BT, K, x.gate, t0, C, scale, want_o, [](std::int64_t, std::int64_t, bool) {});
+      prepare_chunk<kGate>(w.chunk, f.BT, K, x.gate, t0, C, scale, want_o);
       for (std::int64_t i = 0; i < panels; ++i) {
         float* state = w.state + j * state_size + i * kp * kBV;
         const float* vi = w.v + i * kBV;

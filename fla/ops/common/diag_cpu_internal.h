@@ -41,6 +41,12 @@ inline Rows state_rows(const TensorView& x, std::int64_t n, std::int64_t h) {
   return {x.at(n, h), x.dtype, x.stride[2] * static_cast<std::int64_t>(size_of(x.dtype)), x.stride[3]};
 }
 
+// The same as [V, K].
+inline Rows transposed_state_rows(const TensorView& x, std::int64_t n, std::int64_t h) {
+  if (!x) return {};
+  return {x.at(n, h), x.dtype, x.stride[3] * static_cast<std::int64_t>(size_of(x.dtype)), x.stride[2]};
+}
+
 // Of a sequence and head, where a stepwise form starts and what wants the state after a token. The recurrence then runs
 // in the memory of the first that it can write to as rows of floats.
 struct StateRows {
@@ -91,13 +97,13 @@ inline constexpr std::int64_t kHeadGroup = 8;
 // Prefetching pays from this much in one piece; below, page walks hold up the arithmetic's own loads.
 inline constexpr std::int64_t kPrefetchBytes = 2048;
 
-// Heads per task: only as many as leave the threads evenly loaded and the states in L2.
-inline std::int64_t head_group(const DiagProblem& p, std::int64_t panels, int threads, std::int64_t limit) {
+// Heads per task: only as many as leave the threads evenly loaded and the states, of so many floats, in L2.
+inline std::int64_t head_group(const DiagProblem& p, std::int64_t state_size, int threads, std::int64_t limit) {
   std::int64_t group = 1;
   for (std::int64_t g = 2; g <= std::min(limit, p.H); g *= 2) {
     const std::int64_t tasks = p.N * ((p.H + g - 1) / g);
     const bool even = tasks >= std::int64_t{4} * threads || (tasks % threads == 0 && p.H % g == 0);
-    if (even && g * pad_up(p.K) * panels * kBV * 4 <= std::int64_t{512} * 1024) group = g;
+    if (even && g * state_size * 4 <= std::int64_t{512} * 1024) group = g;
   }
   return group;
 }
