@@ -7,9 +7,9 @@
 //   dN1 D_prev = e^{G_C} o D + q^^T dO + n^^T y
 // task     one sequence and some key heads; the value heads of a key head go in turn, so that the sums over them are
 //          fp32 and in one order
-// states   pass A keeps the state every kSegmentRows rows, and x where the workspace allows; pass B walks these
-// segments
-//          backwards, makes a segment's states (and x) again, and walks its chunks
+// states   pass A keeps the state of every segment of one chunk, or two where that were too much memory, and x where
+//          the workspace allows; pass B walks the segments backwards, makes a segment's other state (and x) again, and
+//          walks its chunks
 // layout   sums over V leave [K, C] tiles, as S and D are used as they lie; everything else is token-major
 // gates    dg_t is the sum over pairs (source before t, use at or after t). The diagonal pairs and the uses of sources
 //          at or after t are left out of the sums from the start, as in diag_cpu_chunk_bwd.cc
@@ -31,24 +31,26 @@
 #define FLA_OPS_COMMON_DELTA_CPU_CHUNK_BWD_CC_ONCE
 namespace fla::cpu {
 
-inline constexpr std::int64_t kBackwardBT = 16;
-// At 64 rows a kept state costs K V / 64 floats a row, below the inputs and outputs up to 256 channels, and the states
-// of a segment stay in L2.
-inline constexpr std::int64_t kSegmentRows = 64;
-inline constexpr std::int64_t kSegmentChunks = kSegmentRows / kBackwardBT;
+inline constexpr std::int64_t kBackwardBT = 32;
+// At 64 rows a kept state costs K V / 64 floats a row, below the inputs and outputs up to 256 channels. At 32 no state
+// is made twice.
+inline constexpr std::int64_t kSegmentChunks = 2;
+inline constexpr std::int64_t kSegmentRows = kSegmentChunks * kBackwardBT;  // at most
 
 // Key heads that one task interleaves at most, segment by segment, for the reason given at kHeadGroup.
 inline constexpr std::int64_t kBackwardHeads = 8;
 
 struct DeltaBackwardPlan {
-  std::int64_t panels = 0, segments = 0, group = 1, groups = 0, slots = 0;  // group: key heads per task
+  std::int64_t panels = 0, segment_rows = 0, segments = 0, group = 1, groups = 0,
+               slots = 0;  // group: key heads per task
   bool keep_x = false;
 };
 
-inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads) {
+inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads, std::int64_t segment_rows) {
   DeltaBackwardPlan b;
+  b.segment_rows = segment_rows;
   b.panels = pad_up(p.V, kBV) / kBV;
-  const auto segments_of = [&](std::int64_t tokens) { return (tokens * p.R + kSegmentRows - 1) / kSegmentRows; };
+  const auto segments_of = [&](std::int64_t tokens) { return (tokens * p.R + segment_rows - 1) / segment_rows; };
   b.segments = std::max<std::int64_t>(1, segments_of(longest_sequence(p)));
   std::int64_t existing = 0;
   for (std::int64_t n = 0; n < p.N; ++n) existing += segments_of(p.sequence(n).length);
@@ -64,7 +66,7 @@ inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads)
   const auto fits = [&](bool x) {
     const std::int64_t kept = b.slots * b.group * p.group() * b.segments * b.panels * kBV * 4;
     const std::int64_t row = static_cast<std::int64_t>(size_of(p.q.dtype)) * (4 * p.H * p.K + 3 * p.HV * p.V);
-    return kept * (pad_up(p.K) + (x ? kSegmentRows : 0)) <= p.B * p.T * p.R * row;
+    return kept * (pad_up(p.K) + (x ? segment_rows : 0)) <= p.B * p.T * p.R * row;
   };
   divide(1);
   b.keep_x = fits(true);
@@ -78,6 +80,12 @@ inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads)
     break;
   }
   return b;
+}
+
+inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads) {
+  const DeltaBackwardPlan one = delta_backward_plan(p, threads, kBackwardBT),
+                          two = delta_backward_plan(p, threads, kSegmentRows);
+  return one.keep_x && one.group == two.group ? one : two;
 }
 
 }  // namespace fla::cpu
@@ -94,7 +102,7 @@ struct DeltaBackwardTiles {
   DeltaTiles chunk[kSegmentChunks];
   GroupSums sums;           // kSegmentRows rows
   float* kept = nullptr;    // [value heads][segments][panels][pad_up(K), kBV]
-  float* kept_x = nullptr;  // [value heads][segments - 1][kSegmentRows, ldv]; keep_x
+  float* kept_x = nullptr;  // [value heads][segments - 1][segment_rows, ldv]; keep_x
   float* states = nullptr;  // [kSegmentChunks - 1][panels][...], states of a segment after its first chunk
   float* d = nullptr;       // [value heads][panels][...] D
   float* x = nullptr;       // [kSegmentChunks][rows, ldv]
@@ -112,7 +120,8 @@ struct DeltaBackwardTiles {
   float* dx1 = nullptr;  // [pad_up(K), lt] D v_j; General
   float *dq = nullptr, *dn = nullptr, *tau = nullptr, *tau1 = nullptr, *u = nullptr, *u1 = nullptr;  // [lt, pad_up(K)]
   float* gates = nullptr;                                                                            // [BT, pad_up(K)]
-  float* row = nullptr;                                                                              // [6, pad_up(K)]
+  float* row = nullptr;                                                                              // [4, pad_up(K)]
+  float* partial = nullptr;                                     // [K, kPad] rowsum_v(S_0 o D) by lanes
   float *delta = nullptr, *delta1 = nullptr, *dbeta = nullptr;  // [BT] <do_i, x_i>, <do_i, v_i>
   float* values = nullptr;                                      // [2, ldv]
   float* tmp = nullptr;                                         // [kPad + 4, pad_up(max(K, V))]
@@ -124,7 +133,7 @@ struct DeltaBackwardTiles {
     for (DeltaTiles& t : chunk) t.carve(arena, p, kBackwardBT, true);
     sums.carve(arena, p, kSegmentRows);
     kept = arena.floats(b.group * p.group() * b.segments * state);
-    if (b.keep_x) kept_x = arena.floats(b.group * p.group() * (b.segments - 1) * kSegmentRows * ldv);
+    if (b.keep_x) kept_x = arena.floats(b.group * p.group() * (b.segments - 1) * b.segment_rows * ldv);
     states = arena.floats((kSegmentChunks - 1) * state);
     d = arena.floats(b.group * p.group() * state);
     x = arena.floats(kSegmentChunks * rows * ldv);
@@ -147,7 +156,8 @@ struct DeltaBackwardTiles {
       for (float** q : {&tau1, &u1}) *q = arena.floats(lt * kp);
     }
     gates = arena.floats(kBackwardBT * kp);
-    row = arena.floats(6 * kp);
+    row = arena.floats(4 * kp);
+    partial = arena.floats(kp * kPad);
     for (float** q : {&delta, &delta1, &dbeta}) *q = arena.floats(kBackwardBT);
     values = arena.floats(2 * ldv);
     tmp = arena.floats((kPad + 4) * pad_up(std::max(p.K, p.V)));
@@ -173,6 +183,26 @@ HWY_NOINLINE void strict_scores(float* a, std::int64_t lt, std::int64_t C, const
   }
 }
 
+// rowsum_v(x o y) of a panel: a channel gate's per row into sum, else, as only their total counts, into one vector.
+template <KeyGate kGate>
+HWY_NOINLINE void add_products(const float* x, const float* y, std::int64_t K, std::int64_t columns, float* partial) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto total = hn::Zero(d);
+  for (std::int64_t c = 0; c < K; ++c) {
+    auto sum = hn::Zero(d);
+    for (std::int64_t j = 0; j < columns; j += lanes) {
+      sum = hn::MulAdd(hn::LoadU(d, x + c * kBV + j), hn::LoadU(d, y + c * kBV + j), sum);
+    }
+    if constexpr (kGate == KeyGate::Channel) {
+      hn::StoreU(hn::Add(sum, hn::LoadU(d, partial + c * kPad)), d, partial + c * kPad);
+    } else {
+      total = hn::Add(total, sum);
+    }
+  }
+  if (kGate != KeyGate::Channel) hn::StoreU(hn::Add(total, hn::LoadU(d, partial)), d, partial);
+}
+
 // Rows [lo, hi) times the row `by`, in place.
 inline HWY_NOINLINE void scale_by_row(float* x, std::int64_t ld, std::int64_t lo, std::int64_t hi, const float* by) {
   const hn::ScalableTag<float> d;
@@ -193,8 +223,11 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), kp = pad_up(K), lt = token_ld(kBackwardBT);
   float* ep = w.row;
   std::fill(ep, ep + kp, 1.0F);
-  const auto second = [](float* a, std::int64_t lda, float* b, std::int64_t ldb, std::int64_t depth) {
-    return kGeneral ? Operand{a, lda, b, ldb, depth} : Operand{};
+  // Rows [lo, hi) += a's lower triangle times the rows of s.
+  const auto lower = [&](const float* a, const float* rows, std::int64_t lo, std::int64_t hi, const float* scale,
+                         float* to) HWY_ATTR {
+    gemm<false>(hi - lo, K, {a + lo * lt, lt, rows, kp, lo}, {a + lo * lt + lo, lt, rows + lo * kp, kp, 0}, Tri::Lower,
+                {to + lo * kp, kp, scale}, to + lo * kp, kp);
   };
   for (std::int64_t g = 0; g < t.segments; ++g) {
     const std::int64_t first = t.segment[g], last = t.segment[g + 1];
@@ -214,12 +247,11 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
       lo = 0;
       hi = C;
     }
-    gemm<false>(last - first, K, {w.dP + first * lt, lt, t.sa, kp, last},
-                second(w.dP1 + first * lt, lt, t.sa1, kp, last), Tri::None,
-                {w.dq + first * kp, kp, kGate == KeyGate::Head ? t.eg : nullptr}, w.dq + first * kp, kp);
+    lower(w.dP, t.sa, first, last, kGate == KeyGate::Head ? t.eg : nullptr, w.dq);
+    if (kGeneral) lower(w.dP1, t.sa1, first, last, nullptr, w.dq);
     if (hi <= lo) continue;
-    gemm<false>(hi - lo, K, {w.dN + lo * lt, lt, t.sa, kp, last}, second(w.dN1 + lo * lt, lt, t.sa1, kp, last),
-                Tri::None, {w.dn + lo * kp, kp, kGate == KeyGate::Head ? t.en : nullptr}, w.dn + lo * kp, kp);
+    lower(w.dN, t.sa, lo, hi, kGate == KeyGate::Head ? t.en : nullptr, w.dn);
+    if (kGeneral) lower(w.dN1, t.sa1, lo, hi, nullptr, w.dn);
   }
   for (std::int64_t g = t.segments - 1; g >= 0; --g) {
     const std::int64_t first = t.segment[g], last = t.segment[g + 1];
@@ -229,11 +261,20 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
       hi = C;
     }
     const bool newest = g == t.segments - 1;
+    const std::int64_t users = std::max<std::int64_t>(hi - lo, 0);
     const auto from = [&](const float* dp, const float* dn, float* u) HWY_ATTR {
       if (!newest) scale_by_row(u, kp, 0, last, t.jump + last * kp);
-      gemm<true>(last, K, {dp + first * lt, lt, t.qa + first * kp, kp, last - first},
-                 {dn + lo * lt, lt, t.na + lo * kp, kp, std::max<std::int64_t>(hi - lo, 0)}, Tri::None,
-                 {newest ? nullptr : u, kp, nullptr}, u, kp);
+      const float* qa = t.qa + first * kp;
+      const float* na = t.na + lo * kp;
+      if (first > 0) {
+        gemm<true>(first, K, {dp + first * lt, lt, qa, kp, last - first}, {dn + lo * lt, lt, na, kp, users}, Tri::None,
+                   {newest ? nullptr : u, kp}, u, kp);
+      }
+      float* own = u + first * kp;
+      gemm<true>(last - first, K, {}, {dp + first * lt + first, lt, qa, kp, last - first}, Tri::Upper,
+                 {newest ? nullptr : own, kp}, own, kp);
+      gemm<true>(std::min(last - first, users), K, {}, {dn + lo * lt + first, lt, na, kp, users}, Tri::Upper, {own, kp},
+                 own, kp);
     };
     from(w.dP, w.dN, w.u);
     if (kGeneral) from(w.dP1, w.dN1, w.u1);
@@ -293,23 +334,29 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
     strict_scores<kGate>(w.dN1, lt, C, t.mask, shift, nullptr);
   }
 
-  float* rowsum = w.row + kp;  // rowsum_v(S_0 o D)
-  std::fill(rowsum, rowsum + kp, 0.0F);
-  for (std::int64_t i = 0; i < b.panels; ++i) {
-    const float* state = states + i * panel_size;
-    float* D = D_all + i * panel_size;
-    const std::int64_t width = width_of(i);
-    const auto more = [&](float* to, std::int64_t ld) { return Start{i == 0 ? nullptr : to, ld, nullptr}; };
-    gemm<false>(K, BT + C, {state, kBV, w.dyt + i * kBV * kPairLd, kPairLd, width}, {}, Tri::None, more(w.sdy, kPairLd),
-                w.sdy, kPairLd);
-    gemm<false>(K, C, {D, kBV, w.xt + i * kBV * lt, lt, width}, {}, Tri::None, more(w.dx, lt), w.dx, lt);
-    if (kGeneral)
-      gemm<false>(K, C, {D, kBV, w.vt + i * kBV * lt, lt, width}, {}, Tri::None, more(w.dx1, lt), w.dx1, lt);
-    if (want_gate && kGate != KeyGate::None) {
-      for (std::int64_t c = 0; c < K; ++c) rowsum[c] += dot_rows(state + c * kBV, D + c * kBV, pad_up(width));
+  const bool want_sum = want_gate && kGate != KeyGate::None;
+  if (want_sum) std::fill(w.partial, w.partial + (kGate == KeyGate::Channel ? K : 1) * kPad, 0.0F);
+  // Two panels at a time: half the sums over V in between go through memory.
+  for (std::int64_t i = 0; i < b.panels; i += 2) {
+    const std::int64_t n = std::min<std::int64_t>(2, b.panels - i);
+    const auto over_values = [&](const float* panels, const float* columns, std::int64_t ld, std::int64_t count,
+                                 float* to) HWY_ATTR {
+      const auto operand = [&](std::int64_t m) {
+        return Operand{panels + m * panel_size, kBV, columns + m * kBV * ld, ld, width_of(m)};
+      };
+      gemm<false>(K, count, operand(i), n > 1 ? operand(i + 1) : Operand{}, Tri::None, {i == 0 ? nullptr : to, ld}, to,
+                  ld);
+    };
+    over_values(states, w.dyt, kPairLd, BT + C, w.sdy);
+    over_values(D_all, w.xt, lt, C, w.dx);
+    if (kGeneral) over_values(D_all, w.vt, lt, C, w.dx1);
+    for (std::int64_t m = i; m < i + n; ++m) {
+      const std::int64_t padded = pad_up(width_of(m));
+      float* D = D_all + m * panel_size;
+      if (want_sum) add_products<kGate>(states + m * panel_size, D, K, padded, w.partial);
+      gemm<true>(K, padded, {t.qe, kp, w.do_ + m * kBV, ldv, C}, {t.ne, kp, w.y + m * kBV, ldv, C}, Tri::None,
+                 {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV);
     }
-    gemm<true>(K, pad_up(width), {t.qe, kp, w.do_ + i * kBV, ldv, C}, {t.ne, kp, w.y + i * kBV, ldv, C}, Tri::None,
-               {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV);
   }
   transpose(w.sdy, kPairLd, K, C, w.dq, kp);
   transpose(w.sdy + BT, kPairLd, K, C, w.dn, kp);
@@ -320,9 +367,9 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
   // From the last row on: finish the vectors in place, keep what the gate needs.
   //   carry = sum over the rows done of q o dq' - s o ds' + n o dn, without diagonal pairs and D
   //   move  = e^{G_C - anchor of the row's segment}
-  float* move = w.row + 2 * kp;
-  float* carry = w.row + 3 * kp;
-  float* scratch = w.row + 4 * kp;
+  float* move = w.row + kp;
+  float* carry = w.row + 2 * kp;
+  float* scratch = w.row + 3 * kp;
   const auto vscale = hn::Set(d, static_cast<float>(p.scale)), one = hn::Set(d, 1.0F);
   std::fill(carry, carry + kp, 0.0F);
   if (kGate == KeyGate::Channel) std::copy(t.e + (C - 1) * kp, t.e + C * kp, move);
@@ -392,9 +439,14 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
 
   if constexpr (kGate != KeyGate::None) {
     if (!want_gate) return;
-    float* before = carry;  // what earlier sources and S_0 contribute through D
-    for (std::int64_t c = 0; c < kp; c += lanes) {
-      hn::StoreU(hn::Mul(hn::LoadU(d, t.decay + c), hn::LoadU(d, rowsum + c)), d, before + c);
+    float* before = carry;  // what earlier sources and S_0 contribute through D; a head gate's in its first lanes
+    std::fill(before, before + kp, 0.0F);
+    if constexpr (kGate == KeyGate::Channel) {
+      for (std::int64_t c = 0; c < K; ++c) {
+        before[c] = t.decay[c] * hn::GetLane(hn::SumOfLanes(d, hn::LoadU(d, w.partial + c * kPad)));
+      }
+    } else {
+      hn::StoreU(hn::Mul(hn::LoadU(d, t.decay), hn::LoadU(d, w.partial)), d, before);
     }
     for (std::int64_t i = 0; i < C; ++i) {
       float* dg = w.gates + i * kp;
@@ -424,7 +476,7 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
   const std::int64_t values = heads * group;
   const auto width_of = [&](std::int64_t i) { return std::min(kBV, V - i * kBV); };
   const std::int64_t length = p.sequence(n).length * p.R;
-  const std::int64_t segments = (length + kSegmentRows - 1) / kSegmentRows;
+  const std::int64_t segments = (length + b.segment_rows - 1) / b.segment_rows;
 
   // Padding channels take part in whole-vector arithmetic and must be finite; nothing below writes them.
   std::fill(w.sdy + K * kPairLd, w.sdy + kp * kPairLd, 0.0F);
@@ -455,7 +507,7 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
   };
   Prefetcher ahead;
   const auto kept_x = [&](std::int64_t j, std::int64_t t0) {
-    return w.kept_x + (j * (b.segments - 1) * kSegmentRows + t0) * ldv;
+    return w.kept_x + (j * (b.segments - 1) * b.segment_rows + t0) * ldv;
   };
 
   for (std::int64_t j = 0; j < values; ++j) {
@@ -469,25 +521,25 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
       load_panel(state_rows(p.h0, n, hv), K, i * kBV, width_of(i), kept_state(j, 0) + i * panel_size, w.tmp);
     }
   }
-  for (std::int64_t t0 = 0; t0 < (segments - 1) * kSegmentRows; t0 += BT) {
+  for (std::int64_t t0 = 0; t0 < (segments - 1) * b.segment_rows; t0 += BT) {
     ahead.clear();
     prefetch_inputs(ahead, p, DeltaInputs(p, n, h * group), h * group, values, t0 + BT, std::min(BT, length - t0 - BT),
                     false);
     ahead.spread(values * b.panels * (K / kMR + 1));
-    const std::int64_t segment = t0 / kSegmentRows;
+    const std::int64_t segment = t0 / b.segment_rows;
     for (std::int64_t j = 0; j < values; ++j) {
       const DeltaInputs in(p, n, h * group + j);
       DeltaTiles& t = w.chunk[0];
       load_gate_bias(in.gate, kGate, K, t.bias);
       load_chunk<kKind, kGate>(p, in, t, BT, t0, BT, false);
       prepare_delta_chunk<kKind, kGate>(t, BT, K, BT, scale, before, false, false);
-      run_chunk(in, t, t0, BT, kept_state(j, t0 % kSegmentRows == 0 ? segment : segment + 1), false,
+      run_chunk(in, t, t0, BT, kept_state(j, t0 % b.segment_rows == 0 ? segment : segment + 1), false,
                 b.keep_x ? kept_x(j, t0) : w.x, w.v, kept_state(j, segment + 1), &ahead);
     }
   }
 
   for (std::int64_t segment = segments - 1; segment >= 0; --segment) {
-    const std::int64_t begin = segment * kSegmentRows, count = std::min(kSegmentRows, length - begin);
+    const std::int64_t begin = segment * b.segment_rows, count = std::min(b.segment_rows, length - begin);
     const std::int64_t chunks = (count + BT - 1) / BT;
     for (std::int64_t j = 0; j < values; ++j) {
       const std::int64_t hv = h * group + j;

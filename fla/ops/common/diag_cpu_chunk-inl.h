@@ -73,21 +73,22 @@ HWY_INLINE void store_panel(const float* panel, const Rows& s, std::int64_t K, s
 struct ChunkTiles {
   float* q = nullptr;
   float* k = nullptr;
-  float* g = nullptr;      // channel gates
-  float* qa = nullptr;     // scale q e^{G - anchor of the row's segment}
-  float* ka = nullptr;     // k e^{anchor - G}
-  float* qe = nullptr;     // scale q e^G
-  float* e = nullptr;      // e^{G - anchor}; backward, channel gate
-  float* jump = nullptr;   // row i: e^{anchor - previous anchor} where a segment starts at i, 1 at 0; channel gate, backward
-  float* kt = nullptr;     // k e^{G_C - G}, key-major
-  float* a = nullptr;      // [BT, token_ld] A, lower triangle
-  float* mask = nullptr;   // [BT, token_ld] e^{G_i - G_j}, j <= i; head gate
-  float* decay = nullptr;  // [pad_up(K)] e^{G_C}
-  float* ep = nullptr;     // [pad_up(K)] e^{current anchor}
-  float* rel = nullptr;    // [2, pad_up(K)] G - anchor of the current row
-  float* eg = nullptr;     // [token_ld] e^{G_i}; head gate
-  float* ec = nullptr;     // [token_ld] e^{G_C - G_i}; head gate
-  double* gsum = nullptr;  // [token_ld] G_i; head gate
+  float* g = nullptr;   // channel gates
+  float* qa = nullptr;  // scale q e^{G - anchor of the row's segment}
+  float* ka = nullptr;  // k e^{anchor - G}
+  float* qe = nullptr;  // scale q e^G
+  float* e = nullptr;   // e^{G - anchor}; backward, channel gate
+  float* jump =
+      nullptr;  // row i: e^{anchor - previous anchor} where a segment starts at i, 1 at 0; channel gate, backward
+  float* kt = nullptr;              // k e^{G_C - G}, key-major
+  float* a = nullptr;               // [BT, token_ld] A, lower triangle
+  float* mask = nullptr;            // [BT, token_ld] e^{G_i - G_j}, j <= i; head gate
+  float* decay = nullptr;           // [pad_up(K)] e^{G_C}
+  float* ep = nullptr;              // [pad_up(K)] e^{current anchor}
+  float* rel = nullptr;             // [2, pad_up(K)] G - anchor of the current row
+  float* eg = nullptr;              // [token_ld] e^{G_i}; head gate
+  float* ec = nullptr;              // [token_ld] e^{G_C - G_i}; head gate
+  double* gsum = nullptr;           // [token_ld] G_i; head gate
   std::int64_t* segment = nullptr;  // [BT + 1] first rows of the segments, then C
   std::int64_t segments = 0;
 
