@@ -71,8 +71,9 @@ struct DeltaProblem {
 
   TensorView do_, dht;
   TensorView dq, dk, dv, dbeta, dp, deb, dew, da, db, dw, dg, dgk, dgv, dh0;  // each shaped as its input
-  TensorView dA_log;                                                          // [HV]
-  TensorView ddt_bias;  // as dt_bias; both may be of any float type and are sums over all tokens in one fixed order
+  TensorView backward_o;  // as o: the chunk form's backward gives it too, from the states that it has at hand
+  TensorView dA_log;      // [HV]
+  TensorView ddt_bias;    // as dt_bias; both may be of any float type and are sums over all tokens in one fixed order
 
   std::int64_t chunk = 0;  // most tokens a chunk may have: 16, 32, or 0 for the backend's choice
 

@@ -124,6 +124,7 @@ struct DeltaBackwardTiles {
   float* partial = nullptr;                                     // [K, kPad] rowsum_v(S_0 o D) by lanes
   float *delta = nullptr, *delta1 = nullptr, *dbeta = nullptr;  // [BT] <do_i, x_i>, <do_i, v_i>
   float* values = nullptr;                                      // [2, ldv]
+  float* o = nullptr;                                           // [BT, kBV]
   float* tmp = nullptr;                                         // [kPad + 4, pad_up(max(K, V))]
 
   void carve(Arena& arena, const DeltaProblem& p, const DeltaBackwardPlan& b) {
@@ -160,6 +161,7 @@ struct DeltaBackwardTiles {
     partial = arena.floats(kp * kPad);
     for (float** q : {&delta, &delta1, &dbeta}) *q = arena.floats(kBackwardBT);
     values = arena.floats(2 * ldv);
+    o = arena.floats(kBackwardBT * kBV);
     tmp = arena.floats((kPad + 4) * pad_up(std::max(p.K, p.V)));
   }
 };
@@ -286,9 +288,9 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
 template <DeltaKind kKind, KeyGate kGate>
 HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
                                        DeltaTiles& t, const DeltaInputs& in, const DeltaGradients& grad,
-                                       const Rows& do_, std::int64_t t0, std::int64_t C, const float* states,
-                                       float* D_all, const float* x, const float* v, std::int64_t sum_row, bool begin,
-                                       const GateSums& gate_sums) {
+                                       const Rows& do_, const Rows& o, std::int64_t t0, std::int64_t C,
+                                       const float* states, float* D_all, const float* x, const float* v,
+                                       std::int64_t sum_row, bool begin, const GateSums& gate_sums) {
   constexpr bool kGeneral = kKind == DeltaKind::General;
   constexpr std::int64_t BT = kBackwardBT;
   const hn::ScalableTag<float> d;
@@ -302,6 +304,13 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
     load_token_rows(do_, R, R - 1, t0, C, V, w.do_, ldv);
   } else {
     std::fill(w.do_, w.do_ + C * ldv, 0.0F);
+  }
+  for (std::int64_t i = 0; o && i < b.panels; ++i) {
+    const std::int64_t padded = pad_up(width_of(i)), at = i * kBV;
+    gemm<false>(C, padded, {t.qe, kp, states + i * panel_size, kBV, K}, {t.P, lt, x + at, ldv, 0}, Tri::Lower, {}, w.o,
+                kBV);
+    if (kGeneral) gemm<false>(C, padded, {}, {t.P1, lt, v + at, ldv, 0}, Tri::Lower, {w.o, kBV}, w.o, kBV);
+    store_token_rows(w.o, kBV, o, R, R - 1, t0, C, at, width_of(i));
   }
   for (std::int64_t i = 0; i < b.panels; ++i) {
     const float* D = D_all + i * panel_size;
@@ -545,7 +554,7 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
       const std::int64_t hv = h * group + j;
       const DeltaInputs in(p, n, hv);
       const DeltaGradients grad(p, n, hv);
-      const Rows do_ = delta_rows(p.do_, p, p.sequence(n), hv);
+      const Rows do_ = delta_rows(p.do_, p, p.sequence(n), hv), o = delta_rows(p.backward_o, p, p.sequence(n), hv);
       GateSums gate_sums;
       if (gate_partial != nullptr) {
         gate_sums.dA_log = gate_partial + (n * p.HV + hv) * gate_sums_size(p);
@@ -566,9 +575,9 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
       }
       for (std::int64_t c = chunks - 1; c >= 0; --c) {
         const std::int64_t t0 = begin + c * BT, C = std::min(BT, length - t0);
-        delta_backward_chunk<kKind, kGate>(p, b, w, w.chunk[c], in, grad, do_, t0, C, state_of(c), w.d + j * state_size,
-                                           x_of(c), w.v != nullptr ? w.v + c * rows * ldv : nullptr, c * BT,
-                                           j % group == 0, gate_sums);
+        delta_backward_chunk<kKind, kGate>(
+            p, b, w, w.chunk[c], in, grad, do_, o, t0, C, state_of(c), w.d + j * state_size, x_of(c),
+            w.v != nullptr ? w.v + c * rows * ldv : nullptr, c * BT, j % group == 0, gate_sums);
       }
       for (std::int64_t c = 0; (j + 1) % group == 0 && c < chunks; ++c) {
         const std::int64_t t0 = begin + c * BT, C = std::min(BT, length - t0);

@@ -442,7 +442,7 @@ struct OjaBackward {
   bool through_dq() const { return a.dq && (group > 1 || a.use_q_l2norm || !a.do_); }
   bool through_dk() const { return a.dk && (group > 1 || a.use_k_l2norm); }
 
-  // Everything but dq, of the value heads i, i + group, ...
+  // Of the value heads i, i + group, ...
   DeltaProblem backward(std::int64_t i) const {
     DeltaProblem p = problem(i);
     p.do_ = a.do_ ? q : TensorView();
@@ -452,11 +452,7 @@ struct OjaBackward {
     p.dv = part(dk, through_dk(), i);
     p.dgk = every_head(a.dgv, 2, i, group);
     p.dbeta = every_head(a.dbeta, 2, i, group);
-    return p;
-  }
-  DeltaProblem query(std::int64_t i) const {
-    DeltaProblem p = problem(i);
-    p.o = part(dq, through_dq(), i);
+    if (a.do_) p.backward_o = part(dq, through_dq(), i);
     return p;
   }
 
@@ -481,9 +477,7 @@ struct OjaBackward {
 
 std::size_t backward_workspace(const GatedOjaRuleBackwardArgs& a, const CallInfo& c) {
   const OjaBackward b(a, c, nullptr);
-  std::size_t rest = b.group > 0 ? cpu::delta_chunk_backward_workspace(b.backward(0), c.threads) : 0;
-  if (a.dq && a.do_) rest = std::max(rest, cpu::delta_chunk_forward_workspace(b.query(0), c.threads));
-  return b.used + rest;
+  return b.used + (b.group > 0 ? cpu::delta_chunk_backward_workspace(b.backward(0), c.threads) : 0);
 }
 
 Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
@@ -500,8 +494,6 @@ Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, std::span<
   if (a.dq && !a.do_) std::fill_n(b.dq.as<float>(), b.dq.numel() * b.group, 0.0F);
   for (std::int64_t i = 0; i < b.group; ++i) {
     if (Status s = cpu::delta_chunk_backward(b.backward(i), *c.pool, rest); !s) return s;
-    if (!a.dq || !a.do_) continue;
-    if (Status s = cpu::delta_chunk_forward(b.query(i), *c.pool, rest); !s) return s;
   }
   if (!b.through_dq() && !b.through_dk()) return {};
   c.pool->run(tokens, [&](std::int64_t i, int worker) {
