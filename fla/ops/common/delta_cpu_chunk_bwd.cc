@@ -74,7 +74,7 @@ inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads,
     const DeltaBackwardPlan smaller = b;
     divide(g);
     const std::int64_t tasks = p.N * b.groups;
-    const bool even = tasks >= 4 * threads || (tasks % threads == 0 && p.H % g == 0);
+    const bool even = tasks >= std::int64_t{4} * threads || (tasks % threads == 0 && p.H % g == 0);
     if (even && fits(b.keep_x)) continue;
     b = smaller;
     break;
