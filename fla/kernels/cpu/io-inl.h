@@ -11,6 +11,7 @@
 
 #include "fla/core/dtype.h"
 #include "fla/kernels/cpu/rows.h"
+#include "hwy/cache_control.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -142,7 +143,20 @@ inline HWY_NOINLINE void load_rows(const Rows& x, std::int64_t t0, std::int64_t 
 
 inline HWY_NOINLINE void store_rows(const float* src, std::int64_t ld, const Rows& x, std::int64_t t0, std::int64_t n,
                                     std::int64_t c0, std::int64_t width) {
-  for (std::int64_t i = 0; i < n; ++i) store_row(src + i * ld, x.at(t0 + i, c0), x.dtype, x.last, width);
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  constexpr std::int64_t kLine = 64;  // a part of one would have to be read first after all
+  const auto whole_lines = [&](std::int64_t t) {
+    return reinterpret_cast<std::uintptr_t>(x.at(t, c0)) % kLine == 0 && width * 4 % kLine == 0;
+  };
+  for (std::int64_t i = 0; i < n; ++i) {
+    if (!x.stream || x.dtype != DType::F32 || x.last != 1 || !whole_lines(t0 + i)) {
+      store_row(src + i * ld, x.at(t0 + i, c0), x.dtype, x.last, width);
+      continue;
+    }
+    float* to = reinterpret_cast<float*>(x.at(t0 + i, c0));
+    for (std::int64_t c = 0; c < width; c += lanes) hn::Stream(hn::LoadU(d, src + i * ld + c), d, to + c);
+  }
 }
 
 // dst[c * ldd + r] = src[r * lds + c]. Rows and columns are rounded up to multiples of 4: the source is read and the

@@ -21,6 +21,7 @@ struct Rows {
   DType dtype = DType::F32;
   std::int64_t step = 0;  // bytes from row to row
   std::int64_t last = 1;  // elements from column to column
+  bool stream = false;    // store_rows goes past the caches: for results that are larger than these
 
   explicit operator bool() const { return base != nullptr; }
   std::byte* at(std::int64_t t, std::int64_t c) const {

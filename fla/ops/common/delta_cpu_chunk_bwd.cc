@@ -592,6 +592,7 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
       store_panel(w.d + j * state_size + i * panel_size, dh0, K, i * kBV, width_of(i), w.tmp);
     }
   }
+  hwy::FlushStream();
 }
 
 std::size_t delta_backward_bytes(const DeltaProblem& p, const DeltaBackwardPlan& b) {

@@ -40,6 +40,8 @@ struct DeltaGradients {
     dgk = delta_rows(x.dgk, x, s, hv);
     dgv = delta_rows(x.dgv, x, s, hv);
     sums = x.dA_log || x.ddt_bias;
+    const bool stream = beyond_caches({&x.dq, &x.dk, &x.dv, &x.dgk});
+    for (Rows* r : {&dq, &dk, &dv, &dgk}) r->stream = stream;
   }
   bool gate() const { return dg || dgk || sums; }
 };
@@ -203,7 +205,7 @@ inline HWY_NOINLINE void store_value_row(const DeltaInputs& x, const DeltaGradie
   if (!grad.dv) return;
   const auto f = hn::Set(d, beta);
   for (std::int64_t c = 0; c < wp; c += lanes) hn::StoreU(hn::Mul(f, hn::LoadU(d, y + c)), d, v + c);
-  store_row(v, grad.dv.at(t, v0), grad.dv.dtype, grad.dv.last, width);
+  store_rows(v, wp, grad.dv, t, 1, v0, width);
 }
 
 // Partial sums of the gate's parameters over one sequence and value head; absent where nobody asks.
@@ -246,7 +248,7 @@ inline HWY_NOINLINE void store_channel_gate(const DeltaInputs& x, const DeltaGra
     if (sums.dA_log != nullptr) *sums.dA_log += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
     for (std::int64_t c = 0; sums.ddt_bias != nullptr && c < K; ++c) sums.ddt_bias[c] += static_cast<double>(dg[c]);
   }
-  if (grad.dgk) store_row(dg, grad.dgk.at(token, 0), grad.dgk.dtype, grad.dgk.last, K);
+  if (grad.dgk) store_rows(dg, kp, grad.dgk, token, 1, 0, K);
 }
 
 }  // namespace fla::cpu::HWY_NAMESPACE

@@ -675,6 +675,7 @@ HWY_NOINLINE void delta_step_backward_task(const DeltaProblem& p, DeltaStepBackw
                   col.tmp);
     }
   }
+  hwy::FlushStream();
 }
 
 std::size_t delta_step_backward_bytes(const DeltaProblem& p) {

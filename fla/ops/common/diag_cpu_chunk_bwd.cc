@@ -394,6 +394,7 @@ HWY_NOINLINE void backward_task(const DiagProblem& p, const BackwardPlan& b, Bac
   const bool want_dg = kGate != KeyGate::None && dgate, want_states = p.dq || want_dg;
   const auto width_of = [&](std::int64_t i) { return std::min(b.ldp, K - i * b.ldp); };
 
+  const bool stream = beyond_caches({&p.dq, &p.dk, &p.dv, &p.dgk});
   BackwardHead head[kBackwardGroup];
   for (std::int64_t j = 0; j < heads; ++j) {
     const std::int64_t h = h_begin + j;
@@ -406,6 +407,7 @@ HWY_NOINLINE void backward_task(const DiagProblem& p, const BackwardPlan& b, Bac
     x.dk = token_rows(p.dk, p, s, h);
     x.dv = token_rows(p.dv, p, s, h);
     if (want_dg) x.dg = token_rows(dgate, p, s, h);
+    for (Rows* r : {&x.dq, &x.dk, &x.dv, &x.dg}) r->stream = stream;
     if (kGate == KeyGate::Channel) x.gate.rows = token_rows(p.gk, p, s, h);
     if (kGate == KeyGate::Head) x.gate = {token_rows(p.g, p, s, h), p.g ? 0.0 : p.head.at(h)};
     x.states = w.states + j * b.chunks * b.state_size;
@@ -457,6 +459,7 @@ HWY_NOINLINE void backward_task(const DiagProblem& p, const BackwardPlan& b, Bac
       store_state(head[j].d + i * b.panel_size, b.ldp, dh0, V, i * b.ldp, width_of(i), w.tmp);
     }
   }
+  hwy::FlushStream();
 }
 
 std::size_t backward_bytes(const DiagProblem& p, const BackwardPlan& b) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "fla/kernels/cpu/rows.h"
 #include "fla/ops/common/diag.h"
@@ -78,6 +79,15 @@ struct StateRows {
   // Where the state of a sequence without tokens goes.
   Rows untouched() const { return ht && length == 0 && !slots.indices ? state_rows(ht, n, h) : Rows{}; }
 };
+
+// Gradients of this size leave the caches before anybody reads them. Stored past these, their memory is not read first.
+inline bool beyond_caches(std::initializer_list<const TensorView*> gradients) {
+  std::int64_t bytes = 0;
+  for (const TensorView* x : gradients) {
+    if (*x) bytes += x->numel() * static_cast<std::int64_t>(size_of(x->dtype));
+  }
+  return bytes >= std::int64_t{64} << 20;
+}
 
 inline bool rows_of_floats(const Rows& x) {
   return x && x.dtype == DType::F32 && x.last == 1 && x.step % static_cast<std::int64_t>(sizeof(float)) == 0;
