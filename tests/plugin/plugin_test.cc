@@ -170,6 +170,53 @@ TEST_F(PluginTool, VerifyIsGateThenBench) {
   EXPECT_EQ(j["verdict"], "blocked");
 }
 
+TEST_F(PluginTool, ABackwardIsJudgedAndTimedLikeAForward) {
+  const Words check = {
+      "check", FLA_SOURCE_DIR "/tests/golden/hgrn", "--function", "fused_recurrent_hgrn", "--plugin", FLA_HGRN_PLUGIN,
+      "--json"};
+  Ended r = fla("", check);
+  EXPECT_EQ(r.code, 0) << r.all();
+  Json j = Json::parse(r.out, nullptr, false);
+  ASSERT_TRUE(j.is_object()) << r.out;
+  EXPECT_GE(j["passed"].get<int>(), 3);
+  int gradients = 0;
+  for (const auto& c : j["cases"]) {
+    EXPECT_EQ(c["uncovered_tensors"].size(), 0U) << c;
+    for (const auto& t : c["tensors"]) gradients += t["name"].get<std::string>().starts_with("grad.") ? 1 : 0;
+  }
+  EXPECT_GE(gradients, 6);
+  r = fla("wrong_backward", check);
+  EXPECT_EQ(r.code, 1) << r.all();
+  EXPECT_HAS(r.out, "grad.g");
+  r = fla("segv_backward", check);
+  EXPECT_EQ(r.code, 1) << r.all();
+  EXPECT_HAS(r.out, "in backward of fused_recurrent_hgrn_backward, x F32 [");
+
+  const Words verify = {"verify",
+                        "--op",
+                        "fused_recurrent_hgrn",
+                        "--plugin",
+                        FLA_HGRN_PLUGIN,
+                        "--custom-shapes",
+                        R"({"small": {"T": 64, "H": 2, "D": 16}})",
+                        "--json"};
+  r = fla("", verify);
+  EXPECT_EQ(r.code, 0) << r.all();
+  j = Json::parse(r.out, nullptr, false);
+  ASSERT_TRUE(j.is_object()) << r.out;
+  EXPECT_TRUE(j["gate"]["subset"].is_null());
+  EXPECT_GT(j["gate"]["passed"].get<int>(), 5);
+  ASSERT_EQ(j["rows"].size(), 2U);
+  for (const auto& row : j["rows"]) {
+    EXPECT_EQ(row["backend"], "channels");
+    EXPECT_TRUE(row["new_ms"].is_number()) << row;
+  }
+  EXPECT_EQ(j["rows"][1]["mode"], "fwdbwd");
+  r = fla("wrong_backward", verify);
+  EXPECT_EQ(r.code, 1) << r.all();
+  EXPECT_EQ(Json::parse(r.out, nullptr, false)["rows"].size(), 0U);
+}
+
 TEST_F(PluginTool, ExplainShowsItInTheOrderOfPriority) {
   const Words args = {"explain", "chunk_simple_gla", "--shape", "T=64,H=2,D=16", "--plugin", FLA_BAD_PLUGIN, "--json"};
   const auto steps = [&](const std::string& defect, const Words& a) {
@@ -337,7 +384,6 @@ TEST_F(PluginTool, OneThatDiesWhileItIsLoadedIsNamed) {
 
 TEST_F(PluginTool, TheOtherCommandsSurviveACrashToo) {
   const Words commands[] = {
-      {"check", FLA_SOURCE_DIR "/tests/golden/simple_gla", "--function", "chunk_simple_gla"},
       {"bench", "chunk_simple_gla", "--custom-shapes", R"({"small": {"T": 64, "H": 2, "D": 16}})"},
       {"run", "chunk_simple_gla", "--in", input_file(), "--out", (dir_ / "o").string(), "--backend", "bad"},
   };
@@ -352,9 +398,41 @@ TEST_F(PluginTool, TheOtherCommandsSurviveACrashToo) {
     ASSERT_TRUE(j.is_object()) << r.out;
     EXPECT_HAS(j["error"].value("message", ""), "in forward of chunk_simple_gla");
     EXPECT_EQ(j["error"].value("exit", 0), 1);
-    EXPECT_TRUE(command[0] != "check" || j.value("failed", 0) == 1) << r.out;
     EXPECT_TRUE(command[0] != "bench" || j.contains("results")) << r.out;
   }
+}
+
+TEST_F(PluginTool, ACrashCostsARecordedCaseAndNotTheRun) {
+  const Words args = {
+      "check", FLA_SOURCE_DIR "/tests/golden/simple_gla", "--function", "chunk_simple_gla", "--plugin", FLA_BAD_PLUGIN,
+      "--json"};
+  const Json good = Json::parse(fla("", args).out, nullptr, false);
+  const int cases = good.value("passed", 0);
+  ASSERT_GT(cases, 3) << good;
+  // Every case in a process of its own: all die, and each says where.
+  Ended r = fla("segv", args);
+  EXPECT_EQ(r.code, 1) << r.all();
+  Json j = Json::parse(r.out, nullptr, false);
+  ASSERT_TRUE(j.is_object()) << r.out;
+  EXPECT_EQ(j["failed"], cases);
+  ASSERT_EQ(j["cases"].size(), good["cases"].size());
+  for (std::size_t i = 0; i < good["cases"].size(); ++i) {
+    EXPECT_EQ(j["cases"][i]["file"], good["cases"][i]["file"]);
+    if (good["cases"][i]["status"] != "ok") continue;
+    const auto reason = j["cases"][i]["reason"].get<std::string>();
+    EXPECT_HAS(reason, "died of signal 11 (SIGSEGV");
+    EXPECT_HAS(reason, "in forward of chunk_simple_gla, q F32 [");
+  }
+  // A process that dies at its fourth call leaves what it had computed, and the next one goes on behind it.
+  r = fla("segv_later", args);
+  EXPECT_EQ(r.code, 1) << r.all();
+  j = Json::parse(r.out, nullptr, false);
+  EXPECT_EQ(j["passed"].get<int>() + j["failed"].get<int>(), cases) << r.all();
+  EXPECT_EQ(j["failed"], cases / 4) << r.all();
+  r = fla("hang", {"check", FLA_SOURCE_DIR "/tests/golden/simple_gla/decode.safetensors", "--function",
+                   "chunk_simple_gla", "--plugin", FLA_BAD_PLUGIN, "--plugin-timeout", "1"});
+  EXPECT_EQ(r.code, 1) << r.all();
+  EXPECT_HAS(r.out, "did not return within 1 s in forward of chunk_simple_gla");
 }
 
 TEST_F(PluginTool, DefectsThatShowOnlyWhileTimingAreSeen) {

@@ -500,6 +500,12 @@ Result<std::vector<CheckResult>> check_file(const std::filesystem::path& path, c
   return results;
 }
 
+Result<std::vector<std::string>> recorded_functions(const std::filesystem::path& path) {
+  Result<File> file = read(path);
+  if (!file) return file.status();
+  return std::move(file->functions);
+}
+
 std::vector<std::filesystem::path> find_cases(const std::filesystem::path& file_or_folder) {
   namespace fs = std::filesystem;
   std::error_code error;

@@ -53,6 +53,9 @@ struct CheckOptions {
 Result<std::vector<CheckResult>> check_file(const std::filesystem::path& file, const CheckOptions& options,
                                             const Context& ctx);
 
+// The functions that a file names, in its order.
+Result<std::vector<std::string>> recorded_functions(const std::filesystem::path& file);
+
 // The *.safetensors files of a folder and its subfolders, or the file itself, in path order.
 std::vector<std::filesystem::path> find_cases(const std::filesystem::path& file_or_folder);
 
