@@ -17,6 +17,7 @@ Contract full_contract() {
   c.values["target shapes"] = "B1_T512_H16_D64";
   c.values["target modes"] = "fwd";
   c.values["iteration cap"] = "8";
+  c.values["threads"] = "all";
   c.values["kernel scope"] = "fla/ops/gla/*_cpu.cc, fla/ops/common/diag_cpu*";
   return c;
 }

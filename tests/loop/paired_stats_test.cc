@@ -12,7 +12,7 @@ namespace fla::tools {
 namespace {
 
 struct Pairs {
-  std::vector<double> base, candidate;
+  std::vector<Sample> base, candidate;
   Paired stats() const { return paired(base, candidate); }
 };
 
@@ -27,8 +27,8 @@ Pairs noisy(double speedup, std::size_t n, std::uint64_t seed, double jitter = 0
       const double hit = uniform(s + 1, 2 * i + k) < 0.05 ? 2.0 : 1.0;
       return drift * hit * std::exp(jitter * normal(s + 2, 2 * i + k));
     };
-    p.base.push_back(3.0 * one(0));
-    p.candidate.push_back(3.0 / speedup * one(1));
+    p.base.push_back({3.0 * one(0)});
+    p.candidate.push_back({3.0 / speedup * one(1)});
   }
   return p;
 }
@@ -80,8 +80,45 @@ TEST(PairedStats, TooFewPairsKnowNothing) {
   EXPECT_FALSE(paired({}, {}).faster());
 }
 
+// One side of every second pair met other people's work, the candidate's side more often.
+TEST(PairedStats, DisturbedPairsAreLeftOut) {
+  Pairs p;
+  const std::uint64_t s = stream_of(7, "disturbed");
+  for (std::size_t i = 0; i < 200; ++i) {
+    const bool hit = i % 2 == 0, base = i % 10 == 0;
+    const double jitter = std::exp(0.01 * normal(s, i));
+    p.base.push_back({hit && base ? 9.0 : 3.0, hit && base});
+    p.candidate.push_back({(hit && !base ? 9.0 : 3.0) * jitter, hit && !base});
+  }
+  Paired r = p.stats();
+  EXPECT_EQ(r.n, 100U);
+  EXPECT_EQ(r.timed, 200U);
+  EXPECT_NEAR(r.speedup, 1.0, 0.01);
+  EXPECT_NEAR(r.candidate.median, 3.0, 0.03);
+  EXPECT_EQ(r.base.n, 100U);
+  EXPECT_GT(r.low, 0.97);
+  EXPECT_LT(r.high, 1.03);
+  // Too few remain: all count.
+  p.base.resize(48);
+  p.candidate.resize(48);
+  r = p.stats();
+  EXPECT_EQ(r.n, 48U);
+}
+
+TEST(PairedStats, ASideThatDisturbsItselfIsNotSparedItsSlowSamples) {
+  Pairs p;
+  for (std::size_t i = 0; i < 300; ++i) {
+    const bool own = i % 3 != 0;
+    p.base.push_back({3.0});
+    p.candidate.push_back({own ? 6.0 : 2.0, own});
+  }
+  const Paired r = p.stats();
+  EXPECT_EQ(r.n, 300U);
+  EXPECT_TRUE(r.slower());
+}
+
 TEST(PairedStats, AChangeBelowResolutionIsNoWinHoweverSure) {
-  const Pairs p{std::vector<double>(500, 1.015), std::vector<double>(500, 1.0)};
+  const Pairs p{std::vector<Sample>(500, {1.015}), std::vector<Sample>(500, {1.0})};
   EXPECT_GT(p.stats().low, 1.0);
   EXPECT_FALSE(p.stats().faster());
 }
@@ -103,8 +140,8 @@ TEST(PairedStats, IntervalMissesTheMedianAsSeldomAsItSays) {
     Pairs p;
     const std::uint64_t s = stream_of(seed, "coverage");
     for (std::size_t i = 0; i < 31; ++i) {
-      p.base.push_back(std::exp(0.1 * normal(s, i)));
-      p.candidate.push_back(1.0);
+      p.base.push_back({std::exp(0.1 * normal(s, i))});
+      p.candidate.push_back({1.0});
     }
     const Paired r = p.stats();
     // The share of loading taken off again: the bare interval is what has the stated probability.
@@ -118,6 +155,8 @@ TEST(BlockingFlags, ATimeBelowTheFloorIsASkipSuspect) {
   EXPECT_TRUE(blocking_flags(e).empty());
   e.new_ms = 0.9;
   EXPECT_EQ(blocking_flags(e), std::vector<std::string>{"skip suspect"});
+  e.floor_ms = 4.1;  // which the base beats as well
+  EXPECT_TRUE(blocking_flags(e).empty());
   e.floor_ms = 0;  // no model
   EXPECT_TRUE(blocking_flags(e).empty());
 }

@@ -130,8 +130,8 @@ class LoopProgram : public ::testing::Test {
   }
   void plant(const std::string& what) const {
     write_file(repo_ / "fla/ops/gla/plant.h",
-               "#pragma once\nenum class Plant { None, Slow, Cached, SkippedShape, PartialWrite, Relaxed };\n"
-               "constexpr Plant kPlant = Plant::" +
+               "#pragma once\nenum class Plant { None, Slow, SlowSmall, SlowLarge, Tenth, Cached, SkippedShape, "
+               "PartialWrite, Relaxed };\nconstexpr Plant kPlant = Plant::" +
                    what + ";\n");
   }
   // One token and one mode: what is asked here is never how fast.
@@ -158,11 +158,11 @@ class LoopProgram : public ::testing::Test {
     const Json& row = j["rows"][0];
     return row["error"].is_string() ? row["error"].get<std::string>() : row["flags"].dump();
   }
-  Words init(const std::string& speedup = "1.5") const {
-    return {"loop",     "init",       "chunk_gla",     "--shapes",   "B1_T1_H16_D64",   "--modes",
-            "fwd",      "--speedup",  speedup,         "--scope",    "fla/ops/gla/**",  "--languages",
-            "C++",      "--entry",    "fla_call_run",  "--criteria", "no shape slower", "--machine",
-            "this one", "--coverage", "B1_T1_H16_D64", "--json"};
+  Words init(const std::string& coverage = "B1_T1_H16_D64") const {
+    return {"loop",     "init",       "chunk_gla",    "--shapes",   "B1_T1_H16_D64",   "--modes",
+            "fwd",      "--speedup",  "1.5",          "--scope",    "fla/ops/gla/**",  "--languages",
+            "C++",      "--entry",    "fla_call_run", "--criteria", "no shape slower", "--machine",
+            "this one", "--coverage", coverage,       "--json"};
   }
   Ended step(const std::string& direction, Words more = {}) const {
     Words w = {"loop", "step", "chunk_gla", "--direction", direction, "--json"};
@@ -222,6 +222,35 @@ TEST_F(LoopProgram, PlantedCheatsAreCaught) {
   EXPECT_EQ(r.json()["verdict"], "blocked");
   EXPECT_NE(first_error(r).find("kept from before"), std::string::npos) << first_error(r);
   EXPECT_EQ(r.json()["candidate"]["dirty"], true);
+}
+
+// Ten percent of the real kernel's work, more on one side: told from noise in both directions, and no difference where
+// there is none, whatever else this machine is doing (one thread: its waits are taken off).
+TEST_F(LoopProgram, TenPercentMoreWorkIsToldFromNoise) {
+  plant("Tenth");
+  commit("more work");
+  plant("None");
+  commit("as before");
+  const auto verdict = [&](const std::string& base) {
+    make();
+    Words w = small(base, "512");
+    w.insert(w.end(), {"--threads", "1"});
+    const Ended r = fla(w);
+    EXPECT_EQ(r.json()["rows"].size(), 1U) << r.err;
+    return r.json();
+  };
+  Json j = verdict("HEAD~1");
+  EXPECT_EQ(j["verdict"], "win") << j;
+  EXPECT_NEAR(j["rows"][0]["speedup"].get<double>(), 1.1, 0.03);
+  j = verdict("HEAD");
+  EXPECT_EQ(j["verdict"], "no_win") << j;
+  EXPECT_NEAR(j["rows"][0]["speedup"].get<double>(), 1.0, 0.02);
+  EXPECT_LE(j["interval"][0].get<double>(), 1.0);
+  EXPECT_GE(j["interval"][1].get<double>(), 1.0);
+  plant("Tenth");
+  j = verdict("HEAD");
+  EXPECT_EQ(j["verdict"], "regression") << j;
+  EXPECT_NEAR(j["rows"][0]["speedup"].get<double>(), 1 / 1.1, 0.03);
 }
 
 TEST_F(LoopProgram, EditedTestOrToleranceIsExitThreeAndNamed) {
@@ -475,6 +504,91 @@ TEST_F(LoopProgram, FromContractToPromotion) {
   ASSERT_EQ(r.code, 0) << r.err;
   EXPECT_EQ(r.json()["evidence"], "trace/promote-1.json");
   EXPECT_NE(read_file(dir_ / "report.html").find("<svg"), std::string::npos);
+}
+
+TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {
+  plant("Slow");
+  commit("slow kernel");
+  Words w = init("B1_T512_H16_D64");
+  w.insert(w.end(), {"--threads", "1"});
+  ASSERT_EQ(fla(w).code, 0);
+  EXPECT_NE(read_file(repo_ / "profile/chunk_gla-opt/docs/draft.md").find("| threads | 1 |"), std::string::npos);
+  const auto bucket = [&](const std::string& direction, const std::string& shapes) {
+    const Ended r = step(direction, {"--bucket", "T < 64", "--bucket-entry", "short_calls", "--bucket-shapes", shapes,
+                                     "--bucket-why", "the profile shows sleep there alone"});
+    EXPECT_EQ(r.code, 0) << r.err;
+    return r.json();
+  };
+  const fs::path dispatch = repo_ / "profile/chunk_gla-opt/dispatch.md";
+  // The other shapes win, the bucket's own does not.
+  plant("SlowSmall");
+  Json j = bucket("long calls do not sleep", "B1_T1_H16_D64");
+  EXPECT_EQ(j["status"], "drop") << j;
+  EXPECT_NE(j["text"].get<std::string>().find("bucket: no win on its own shapes B1_T1_H16_D64"), std::string::npos)
+      << j;
+  EXPECT_FALSE(fs::exists(dispatch));
+
+  plant("SlowLarge");
+  j = bucket("short calls do not sleep", "B1_T1_H16_D64");
+  EXPECT_EQ(j["status"], "keep") << j;
+  EXPECT_EQ(j["phase"], "specialisation");
+  const std::string table = read_file(dispatch);
+  EXPECT_NE(table.find("| T < 64 | short_calls |"), std::string::npos) << table;
+  EXPECT_NE(table.find("the profile shows sleep there alone"), std::string::npos) << table;
+  const Json verify = Json::parse(read_file(repo_ / "profile/chunk_gla-opt/trace/002-whole.json"));
+  EXPECT_EQ(verify["machine"]["threads"], 1);
+  EXPECT_EQ(verify["rows"].size(), 4U) << "both shapes, both modes";
+}
+
+TEST_F(LoopProgram, ABucketThatSlowsOtherShapesIsTakenBack) {
+  plant("SlowSmall");
+  commit("slow kernel");
+  ASSERT_EQ(fla(init("B1_T512_H16_D64")).code, 0);
+  plant("SlowLarge");
+  Ended r = step("sleep elsewhere", {"--bucket", "T < 64", "--bucket-entry", "short_calls", "--bucket-shapes",
+                                     "B1_T1_H16_D64", "--bucket-why", "the profile shows sleep there alone"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(r.json()["status"], "revert");
+  EXPECT_NE(r.json()["text"].get<std::string>().find("bucket: the whole shape set says regression"), std::string::npos)
+      << r.out;
+  EXPECT_FALSE(fs::exists(repo_ / "profile/chunk_gla-opt/dispatch.md"));
+
+  // A floor stops the effort until somebody concludes or chooses again.
+  write_file(repo_ / "fla/ops/gla/notes.txt", "x\n");
+  r = step("a note", {"--floor", "timer resolution: 20 ms of sleep"});
+  EXPECT_EQ(r.json()["status"], "floor") << r.err;
+  EXPECT_EQ(r.json()["state"], "floor-claimed");
+  write_file(repo_ / "fla/ops/gla/notes.txt", "y\n");
+  r = step("another note");
+  EXPECT_EQ(r.code, 1);
+  EXPECT_EQ(r.json()["state"], "floor-claimed");
+  git({"clean", "--quiet", "--force"});
+  r = fla({"loop", "assess", "chunk_gla", "--techniques", "not to sleep", "--next", "sleep elsewhere", "--why",
+           "the target alone counts here", "--json"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(r.json()["state"], "ready");
+
+  // A shape that becomes slower is shipped only by name and with a reason.
+  plant("SlowLarge");
+  r = step("sleep elsewhere");
+  EXPECT_EQ(r.json()["status"], "keep") << r.out << r.err;
+  const Words promote = {"loop",       "promote",   "chunk_gla",      "--summary", "sleep elsewhere", "--impact",
+                         "every call", "--reading", "20 ms of sleep", "--json",    "--accept"};
+  const auto accepting = [&](const std::string& what) {
+    Words w = promote;
+    w.push_back(what);
+    return fla(w);
+  };
+  EXPECT_EQ(accepting("B1_T512_H16_D64").code, 2);
+  r = accepting("B1_T512_H16_D128=another shape");
+  EXPECT_EQ(r.code, 1) << r.err;
+  EXPECT_NE(r.out.find("B1_T512_H16_D64 fwd is slower"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("--accept B1_T512_H16_D64=REASON"), std::string::npos) << r.out;
+  r = accepting("B1_T512_H16_D64=nobody calls it");
+  ASSERT_EQ(r.code, 0) << r.err << r.out;
+  EXPECT_EQ(r.json()["state"], "promoted");
+  EXPECT_NE(read_file(repo_ / "profile/chunk_gla-opt/PROMOTION.md").find("B1_T512_H16_D64 may be slower: nobody calls"),
+            std::string::npos);
 }
 
 TEST_F(LoopProgram, NoGoDemandsEvidenceAndAStepThatWasInterruptedIsResumed) {

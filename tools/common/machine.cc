@@ -86,7 +86,7 @@ std::string field(const char* file, const std::string& key) {
 
 std::uint64_t kibibytes(const std::string& text) { return std::strtoull(text.c_str(), nullptr, 10) * 1024; }
 
-constexpr int kPasses = 5, kShortPasses = 40;
+constexpr int kShortPasses = 40;
 
 }  // namespace
 
@@ -137,7 +137,9 @@ Roof measure_roof(ThreadPool& pool) {
   }
 
   constexpr std::size_t kGrain = 256;  // floats; what read_all takes in one turn, on every target
-  constexpr double kPassBytes = 64.0 * 1024 * 1024;
+  // A thread's part of one timing: a fraction of a millisecond, so that some run undisturbed also on a busy machine.
+  constexpr std::size_t kPiece = std::size_t{1} << 18;
+  constexpr std::size_t kLeastPieces = 24;
   const std::size_t most = std::clamp<std::size_t>(static_cast<std::size_t>(machine().available_bytes) / 8,
                                                    std::size_t{1} << 20, std::size_t{256} << 20);
   const auto share_of = [&](std::size_t bytes) {
@@ -148,18 +150,20 @@ Roof measure_roof(ThreadPool& pool) {
   const auto part = [&](std::int64_t i) { return data.get() + whole * static_cast<std::size_t>(i); };
   pool.run(threads, [&](std::int64_t i, int) { std::fill(part(i), part(i) + whole, 1.0F); });
   for (std::size_t size = std::size_t{64} << 10; size <= most; size *= 4) {
-    const std::size_t share = share_of(size);
+    const std::size_t share = share_of(size), piece = std::min(share, kPiece), repeats = kPiece / piece;
     const double bytes = static_cast<double>(share * sizeof(float)) * threads;
-    const int repeats = std::max(1, static_cast<int>(kPassBytes / bytes));
+    const double piece_bytes = static_cast<double>(piece * repeats * sizeof(float)) * threads;
     double best = 0.0;
-    for (int pass = 0; pass < kPasses; ++pass) {
+    for (std::size_t n = 0, at = 0; n < std::max(kLeastPieces, 2 * share / piece); ++n) {
       const auto t0 = Clock::now();
       pool.run(threads, [&](std::int64_t i, int) {
         float sum = 0.0F;
-        for (int n = 0; n < repeats; ++n) sum += HWY_DYNAMIC_DISPATCH(read_all)(part(i), share);
+        for (std::size_t r = 0; r < repeats; ++r) sum += HWY_DYNAMIC_DISPATCH(read_all)(part(i) + at, piece);
         slots[static_cast<std::size_t>(i)].sink = sum;
       });
-      best = std::max(best, bytes * repeats / seconds_since(t0) * 1e-9);
+      best = std::max(best, piece_bytes / seconds_since(t0) * 1e-9);
+      at += piece;
+      if (at + piece > share) at = 0;
     }
     roof.levels.push_back({bytes, best});
   }

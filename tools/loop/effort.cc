@@ -26,6 +26,7 @@ const std::vector<ContractField>& contract_fields() {
       {"coverage shapes", "--coverage", "shapes that promotion times beside the target's"},
       {"iteration cap", "--cap", "iterations after which the effort must conclude"},
       {"machine", "--machine", "machine whose figures decide"},
+      {"threads", "--threads", "of a timed call: all, or a number; one thread can be timed on a busy machine"},
       {"frozen scope", "", "what may not change"}};
   return fields;
 }
@@ -141,6 +142,14 @@ int Contract::cap() const {
   return !text.empty() && *end == '\0' && n > 0 && n < 10000 ? static_cast<int>(n) : 0;
 }
 
+int Contract::threads() const {
+  const std::string text = (*this)["threads"];
+  if (text == "all") return 0;
+  char* end = nullptr;
+  const long n = std::strtol(text.c_str(), &end, 10);
+  return !text.empty() && *end == '\0' && n > 0 && n < 10000 ? static_cast<int>(n) : -1;
+}
+
 std::vector<std::string> Contract::missing() const {
   std::vector<std::string> list;
   for (const auto& f : contract_fields())
@@ -152,6 +161,7 @@ std::vector<std::string> Contract::missing() const {
   };
   wrong("target speedup", target_speedup() == 0, "a number above 1");
   wrong("iteration cap", cap() == 0, "a number of iterations");
+  wrong("threads", threads() < 0, "all or a number");
   for (const auto& m : target_modes()) wrong("target modes", m != "fwd" && m != "fwdbwd", "fwd, fwdbwd or both");
   return list;
 }

@@ -19,6 +19,7 @@ std::string defaults_for(const Session& s, const std::string& field, const std::
   if (field == "benchmark command") return "fla verify --op " + s.op + " --base BEST";
   if (field == "coverage shapes") return spec.find_arg("cu_seqlens") != nullptr ? "cpu,varlen" : "cpu";
   if (field == "iteration cap") return "20";
+  if (field == "threads") return "all";
   if (field == "frozen scope") return "tools/frozen_scope.txt";
   return "";
 }

@@ -12,6 +12,7 @@
 #include "tools/bench_shapes.h"
 #include "tools/common/compare.h"
 #include "tools/loop/process.h"
+#include "tools/loop/stopwatch.h"
 #include "tools/sizes.h"
 
 namespace fla::tools {
@@ -19,10 +20,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kLeastPairs = 25, kMostPairs = 1000;
-constexpr double kRowMs = 6000.0;  // of one row, both sides together, when its interval stays wide
-constexpr double kNarrow = 0.004;  // half width at which a row has been timed enough
-constexpr double kSampleMs = 2.0;  // short calls are timed several at once
+constexpr std::size_t kMostPairs = 2000;
+constexpr double kRowMs = 6000.0;       // of one row, both sides together, when its interval stays above kNarrow
+constexpr double kMostRowMs = 20000.0;  // and when it stays above kWide
+constexpr double kNarrow = 0.004;       // half width at which a row has been timed enough
+constexpr double kWide = 0.03;
+constexpr double kSampleMs = 1.0;  // short calls are timed several at once
 constexpr double kTurnMs = 100.0;
 constexpr double kShortMs = 20.0;
 constexpr double kReferenceMs = 8000.0;  // of the reference on the timed shape; beyond it a smaller one stands in
@@ -154,32 +157,47 @@ struct Timed {
   Shared* shared;
   bool backward;
   std::vector<Buffer> expected_base, expected_new;
-  int calls = 1;                   // in one sample
-  double spent = 0.0, last = 0.0;  // ms
-  bool settled = false;
+  int calls = 1;                                           // in one sample
+  double spent = 0.0, last = 0.0;                          // ms
+  std::vector<std::pair<std::size_t, std::size_t>> pairs;  // of the stopwatch's samples: base, candidate
+  double half_width = std::numeric_limits<double>::infinity();
   bool done() const {
-    return !row->error.empty() || row->new_ms.size() >= kMostPairs ||
-           (row->new_ms.size() >= kLeastPairs && (settled || spent >= kRowMs));
+    if (!row->error.empty() || pairs.size() >= kMostPairs) return true;
+    if (pairs.size() < kLeastPairs) return false;
+    return half_width <= kNarrow || spent >= (half_width <= kWide ? kRowMs : kMostRowMs);
+  }
+  // As the waits are known now.
+  void take_samples(const Stopwatch& watch) {
+    row->base.clear();
+    row->candidate.clear();
+    double wall = 0.0, took = 0.0;
+    for (const auto& [a, b] : pairs) {
+      row->base.push_back({watch.took_ms(a) / calls, watch.disturbed(a)});
+      row->candidate.push_back({watch.took_ms(b) / calls, watch.disturbed(b)});
+      wall += watch.wall_ms(a) + watch.wall_ms(b);
+      took += watch.took_ms(a) + watch.took_ms(b);
+    }
+    row->taken_off = wall > 0 ? 1 - took / wall : 0.0;
+    half_width = paired(row->base, row->candidate).half_width;
   }
 };
 
-// One sample of a side: NaN into the outputs, the timed calls, the comparison of what they left.
-double sample(Timed& t, Side& side, const std::vector<Buffer>& expected, const char* who) {
+// One sample of a side: NaN into the outputs, the timed calls, the comparison of what they left. Its index in `watch`.
+std::size_t sample(Timed& t, bool of_base, Stopwatch& watch) {
   const Shared& s = *t.shared;
+  Side& side = of_base ? t.shared->base : t.shared->candidate;
   s.poison_outputs(t.backward);
   const auto memory = s.memory(side);
-  const auto t0 = Clock::now();
+  watch.begin();
   for (int i = 0; i < t.calls; ++i) side.run(memory, t.backward);
-  const double ms = since_ms(t0);
-  if (const std::string bad = s.differing(expected, t.backward); !bad.empty())
-    t.row->error = fmt::format("{}: {} of a timed run is not what the first run gave", who, bad);
-  t.spent += ms;
-  t.last = ms;
-  return ms / t.calls;
+  const std::size_t index = watch.end();
+  if (const std::string bad = s.differing(of_base ? t.expected_base : t.expected_new, t.backward); !bad.empty())
+    t.row->error =
+        fmt::format("{}: {} of a timed run is not what the first run gave", of_base ? "base" : "candidate", bad);
+  t.last = watch.wall_ms(index);
+  t.spent += t.last;
+  return index;
 }
-
-double sample_base(Timed& t) { return sample(t, t.shared->base, t.expected_base, "base"); }
-double sample_candidate(Timed& t) { return sample(t, t.shared->candidate, t.expected_new, "candidate"); }
 
 // The first run of each side: what all timed ones must repeat, and whether the two agree at this very shape.
 void first_runs(Timed& t, DType dtype) {
@@ -312,9 +330,10 @@ Errors errors_at(const LoadedContext& base, const LoadedContext& candidate, cons
   return e.candidate * full.base > full.candidate * e.base ? e : full;
 }
 
-void measure(std::deque<Timed>& rows, PairedRun& run, Progress& progress, const std::string& where) {
+void measure(std::deque<Timed>& rows, PairedRun& run, bool one_thread, Progress& progress, const std::string& where) {
   const std::uint64_t order = stream_of(kBenchSeed, "order of pairs");
   std::uint64_t pair = 0;
+  Stopwatch watch(one_thread);
   for (int round = 1;; ++round) {
     std::size_t done = 0;
     for (Timed& t : rows) {
@@ -325,25 +344,23 @@ void measure(std::deque<Timed>& rows, PairedRun& run, Progress& progress, const 
       throw_if_interrupted();
       // Whoever ran before has left its own data in the caches; a long call does not notice.
       if (t.last < kShortMs) {
-        sample_base(t);
-        sample_candidate(t);
+        sample(t, true, watch);
+        sample(t, false, watch);
       }
       const auto t0 = Clock::now();
       do {
         // Who is first in a pair is drawn: load that follows a rhythm of its own must not meet one side more often.
         const bool base_first = uniform(order, pair++) < 0.5;
-        double a = base_first ? sample_base(t) : 0.0;
-        const double b = sample_candidate(t);
-        if (!base_first) a = sample_base(t);
-        t.row->base_ms.push_back(a);
-        t.row->new_ms.push_back(b);
+        const std::size_t first = sample(t, base_first, watch), second = sample(t, !base_first, watch);
+        t.pairs.emplace_back(base_first ? first : second, base_first ? second : first);
       } while (!t.done() && since_ms(t0) < kTurnMs);
-      t.settled = paired(t.row->base_ms, t.row->new_ms).half_width <= kNarrow;
+      t.take_samples(watch);
     }
     if (const double mhz = machine().mhz; mhz > 0) run.mhz.push_back(mhz);
     progress.show(fmt::format("verify: {} round {}, {} of {} rows done", where, round, done, rows.size()));
-    if (done == rows.size()) return;
+    if (done == rows.size()) break;
   }
+  for (Timed& t : rows) t.take_samples(watch);  // waits that ended in another row's turn
 }
 
 void finish(Timed& t, const Roof& roof, bool same_flags) {
@@ -367,7 +384,7 @@ void finish(Timed& t, const Roof& roof, bool same_flags) {
   }
   if (r.flops > 0) r.floor = floor_ms(roof, r.flops, r.bytes);
   // A row that was not timed may still say why not to believe the candidate.
-  if (!r.new_ms.empty()) r.stats = paired(r.base_ms, r.new_ms);
+  if (!r.candidate.empty()) r.stats = paired(r.base, r.candidate);
   r.flags = blocking_flags({.base_ms = r.stats.base.median,
                             .new_ms = r.stats.candidate.median,
                             .floor_ms = r.floor,
@@ -492,13 +509,13 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
     }
     try {
       const PinnedHere pinned(o.call.threads == 1 ? std::vector<int>{} : processors);
-      measure(timed, run, progress, where);
+      measure(timed, run, run.threads == 1, progress, where);
     } catch (const Stop& e) {
       for (Timed& t : timed)
         if (t.row->error.empty() && !t.done()) t.row->error = e.what();
     }
     for (Timed& t : timed) {
-      if (t.row->error.empty() && !t.row->new_ms.empty()) {
+      if (t.row->error.empty() && !t.row->candidate.empty()) {
         const Case other = bench_case(t.shared->c.spec(), t.shared->c.sizes(), dtype, kOtherSeed);
         other_contents(t, other, dtype);
       }
@@ -542,6 +559,13 @@ std::vector<std::string> shown_flags(const PairedRow& r) {
   return flags;
 }
 
+std::vector<std::string> notes_of(const PairedRow& r) {
+  std::vector<std::string> notes = shown_flags(r);
+  if (r.stats.timed > r.stats.n) notes.push_back(fmt::format("{} pairs disturbed", r.stats.timed - r.stats.n));
+  if (r.taken_off > 0.01) notes.push_back(fmt::format("{:.0f} % waiting taken off", 100 * r.taken_off));
+  return notes;
+}
+
 }  // namespace
 
 Json rows_json(const PairedRun& run) {
@@ -560,6 +584,8 @@ Json rows_json(const PairedRun& run) {
     row["low"] = if_measured(r.stats.low);
     row["high"] = if_measured(r.stats.high);
     row["n"] = r.stats.n;
+    row["timed"] = r.stats.timed;
+    row["taken_off"] = if_measured(r.taken_off);
     row["verdict"] = !measured ? "blocked" : r.stats.faster() ? "faster" : r.stats.slower() ? "slower" : "same";
     row["peak_base"] = r.peak_base;
     row["peak_new"] = r.peak_new;
@@ -606,7 +632,7 @@ void print_paired(const PairedRun& run) {
                     fmt::format("{:.3f}", r.stats.speedup), fmt::format("[{:.3f}, {:.3f}]", r.stats.low, r.stats.high),
                     fmt::format("{:.3f}", r.stats.p10), fmt::format("{:.3f}", r.stats.p90), std::to_string(r.stats.n),
                     bytes_text(static_cast<double>(r.peak_base)), bytes_text(static_cast<double>(r.peak_new)),
-                    fmt::format("{:.2g}", r.err_base), fmt::format("{:.2g}", r.err_new), join(shown_flags(r))});
+                    fmt::format("{:.2g}", r.err_base), fmt::format("{:.2g}", r.err_new), join(notes_of(r))});
   }
   flush();
 }

@@ -19,7 +19,8 @@ struct PairedRow {
   std::string error;               // why there is no measurement, or why it does not count; empty: sound
   std::vector<std::string> flags;  // that block the verdict, and "noisy"
   Paired stats;
-  std::vector<double> base_ms, new_ms;  // in the order of measurement
+  std::vector<Sample> base, candidate;  // in the order of measurement
+  double taken_off = 0;                 // share of the samples' time that was waiting and does not count
   std::size_t peak_base = 0, peak_new = 0;
   double err_base = 0, err_new = 0;  // the largest R against the reference in double
   std::string err_on;                // what was compared for it: "B1_T4096_H16_D64, one head"

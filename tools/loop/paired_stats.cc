@@ -24,6 +24,21 @@ int cut_of(std::size_t n) {
   return k;
 }
 
+// Pairs neither of whose samples was disturbed; all of them when that is not a fair choice.
+std::vector<std::size_t> chosen(std::span<const Sample> base, std::span<const Sample> candidate) {
+  const std::size_t n = std::min(base.size(), candidate.size());
+  std::vector<std::size_t> quiet, all(n);
+  std::size_t quiet_base = 0, quiet_candidate = 0;
+  for (std::size_t i = 0; i < n; ++i) {
+    all[i] = i;
+    quiet_base += base[i].disturbed ? 0 : 1;
+    quiet_candidate += candidate[i].disturbed ? 0 : 1;
+    if (!base[i].disturbed && !candidate[i].disturbed) quiet.push_back(i);
+  }
+  const bool fair = quiet_base <= 2 * quiet_candidate && quiet_candidate <= 2 * quiet_base;
+  return fair && quiet.size() >= kLeastPairs ? quiet : all;
+}
+
 }  // namespace
 
 double percentile(std::span<const double> sorted, double p) {
@@ -49,15 +64,20 @@ Samples describe(std::span<const double> ms) {
   return s;
 }
 
-Paired paired(std::span<const double> base, std::span<const double> candidate) {
+Paired paired(std::span<const Sample> base, std::span<const Sample> candidate) {
   Paired r;
-  r.base = describe(base);
-  r.candidate = describe(candidate);
-  r.n = std::min(base.size(), candidate.size());
+  r.timed = std::min(base.size(), candidate.size());
+  std::vector<double> base_ms, candidate_ms, ratio;
+  for (const std::size_t i : chosen(base, candidate)) {
+    base_ms.push_back(base[i].ms);
+    candidate_ms.push_back(candidate[i].ms);
+    ratio.push_back(base[i].ms / candidate[i].ms);
+  }
+  r.base = describe(base_ms);
+  r.candidate = describe(candidate_ms);
+  r.n = ratio.size();
   r.half_width = std::numeric_limits<double>::infinity();
   if (r.n == 0) return r;
-  std::vector<double> ratio(r.n);
-  for (std::size_t i = 0; i < r.n; ++i) ratio[i] = base[i] / candidate[i];
   std::sort(ratio.begin(), ratio.end());
   r.speedup = percentile(ratio, 0.5);
   r.p10 = percentile(ratio, 0.1);
@@ -93,7 +113,8 @@ Geomean geomean(std::span<const Paired> rows) {
 
 std::vector<std::string> blocking_flags(const RowEvidence& e) {
   std::vector<std::string> flags;
-  if (e.floor_ms > 0 && e.new_ms > 0 && e.new_ms < e.floor_ms) flags.emplace_back("skip suspect");
+  // A base below the floor shows that the floor is none: the roof was measured while others used the machine.
+  if (e.new_ms > 0 && e.new_ms < e.floor_ms && e.floor_ms <= e.base_ms) flags.emplace_back("skip suspect");
   // Not written as err_new > ...: a NaN must block too.
   const bool close = e.err_new <= std::max(kErrorRatio * e.err_base, kErrorFloor);
   if (!close) flags.emplace_back("numeric relaxation");

@@ -15,6 +15,8 @@ inline constexpr double kLoadShare = 0.01;
 inline constexpr double kResolution = 0.02;
 // An error against the reference in double above this multiple of the base's is a numeric relaxation.
 inline constexpr double kErrorRatio = 1.5;
+// Pairs that an interval is worth reading from.
+inline constexpr std::size_t kLeastPairs = 25;
 // Errors below this (two units in the last place of F32) are rounding on both sides.
 inline constexpr double kErrorFloor = 0x1p-22;
 
@@ -27,18 +29,25 @@ struct Samples {
 Samples describe(std::span<const double> ms);
 
 struct Paired {
-  Samples base, candidate;
+  Samples base, candidate;   // of the pairs that are looked at
   double speedup = 0;        // median of base / candidate over the pairs
   double p10 = 0, p90 = 0;   // of those ratios
   double low = 0, high = 0;  // holds the true median with 99.9 %, widened by kLoadShare
   double half_width = 0;     // of its logarithm, before widening; infinite for too few pairs
-  std::size_t n = 0;
+  std::size_t n = 0;         // pairs looked at
+  std::size_t timed = 0;     // pairs timed
 
   bool faster() const { return low > 1.0 && speedup >= 1.0 + kResolution; }
   bool slower() const { return high < 1.0 && speedup <= 1.0 / (1.0 + kResolution); }
 };
-// base[i] and candidate[i] were timed next to each other.
-Paired paired(std::span<const double> base, std::span<const double> candidate);
+// One timed sample; `disturbed`: a thread of it stood ready to run while others had its processor.
+struct Sample {
+  double ms = 0;
+  bool disturbed = false;
+};
+// base[i] and candidate[i] were timed next to each other. Pairs of which a sample was disturbed are left out, as long
+// as that leaves enough of them and both sides were disturbed about as often: who disturbs himself must not gain by it.
+Paired paired(std::span<const Sample> base, std::span<const Sample> candidate);
 
 struct Geomean {
   double value = 0, low = 0, high = 0;

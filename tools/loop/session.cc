@@ -136,7 +136,11 @@ Verified run_verify(const Session& s, const std::vector<std::string>& args) {
   Verified v;
   std::vector<std::string> argv = {(s.tree.directory / "bin" / "fla").string(), "verify", "--op", s.op};
   argv.insert(argv.end(), args.begin(), args.end());
-  v.command = "fla verify --op " + s.op + " " + join(args, " ");
+  if (const int threads = s.effort.contract.threads(); threads > 0) {
+    argv.emplace_back("--threads");
+    argv.push_back(std::to_string(threads));
+  }
+  v.command = "fla " + join({argv.begin() + 1, argv.end()}, " ");
   argv.emplace_back("--json");
   const ChildResult r = run_child(argv, {.directory = s.repo.root(), .show_errors = true});
   v.code = r.code;

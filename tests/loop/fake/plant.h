@@ -1,3 +1,3 @@
 #pragma once
-enum class Plant { None, Slow, Cached, SkippedShape, PartialWrite, Relaxed };
+enum class Plant { None, Slow, SlowSmall, SlowLarge, Tenth, Cached, SkippedShape, PartialWrite, Relaxed };
 constexpr Plant kPlant = Plant::None;
