@@ -141,8 +141,9 @@ HWY_INLINE const float* row_in(const Rows& x, std::int64_t t, const Block& k, fl
 }
 
 void load_state(const TensorView& s, std::int64_t n, const Block& k, float* to) {
-  std::fill_n(to, k.padded, 0.0F);
+  const std::int64_t given = s ? k.width : 0;
   if (s) load_row(s.at(n, k.c0), s.dtype, s.stride[1], k.width, to);
+  std::fill_n(to + given, k.padded - given, 0.0F);
 }
 
 void store_state(const float* from, const TensorView& s, std::int64_t n, const Block& k) {
@@ -236,15 +237,18 @@ struct Forward {
   // the side-by-side schedule at the price of reading once.
   void chunks_in_turn(std::int64_t n, const Block& k, const HgrnForwardScratch& w) const {
     const HgrnPlan::Span s{n, 0, p.T};
-    load_state(a.initial_state, n, k, w.carry);
-    if (p.chunks == 0) store_state(w.carry, a.final_state, n, k);
-    for (std::int64_t i = 0; i < p.chunks; ++i) {
-      std::copy_n(w.carry, k.padded, w.h);
-      forward_rows<true, true>(hgrn_rows(a.x, s), hgrn_rows(a.g, s), hgrn_rows(a.o, s), i * kHgrnChunk,
-                               chunk_length(p.T, i), k, w);
+    const Rows x = hgrn_rows(a.x, s), g = hgrn_rows(a.g, s), o = hgrn_rows(a.o, s);
+    const std::int64_t last = std::max<std::int64_t>(p.chunks - 1, 0) * kHgrnChunk;
+    load_state(a.initial_state, n, k, w.h);
+    if (last > 0) std::copy_n(w.h, k.padded, w.carry);
+    for (std::int64_t t = 0; t < last; t += kHgrnChunk) {
+      forward_rows<true, true>(x, g, o, t, kHgrnChunk, k, w);
       join(w.a, w.b, k.padded, w.carry);
-      if (i + 1 == p.chunks) store_state(w.h, a.final_state, n, k);
+      std::copy_n(w.carry, k.padded, w.h);
     }
+    // What the last chunk leaves is the final state: nobody joins it.
+    forward_rows<true, false>(x, g, o, last, p.T - last, k, w);
+    store_state(w.h, a.final_state, n, k);
   }
 
   void summarise(std::int64_t n, const Block& k, std::int64_t i, const HgrnForwardScratch& w) const {
