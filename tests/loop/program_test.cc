@@ -290,7 +290,7 @@ TEST_F(LoopProgram, RefusesWhatCannotBeCompared) {
   git({"checkout", "--", "."});
 
   // The base does not build: its log is shown.
-  write_file(repo_ / "fla/ops/gla/plant.h", "#error planted\n");
+  write_file(repo_ / "fla/ops/gla/plant.h", read_file(repo_ / "fla/ops/gla/plant.h") + "#error planted\n");
   commit("broken");
   git({"revert", "--no-edit", "HEAD"});
   make();
@@ -509,12 +509,12 @@ TEST_F(LoopProgram, FromContractToPromotion) {
 TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {
   plant("Slow");
   commit("slow kernel");
-  Words w = init("B1_T512_H16_D64");
+  Words w = init("B1_T1_H16_D128");
   w.insert(w.end(), {"--threads", "1"});
   ASSERT_EQ(fla(w).code, 0);
   EXPECT_NE(read_file(repo_ / "profile/chunk_gla-opt/docs/draft.md").find("| threads | 1 |"), std::string::npos);
   const auto bucket = [&](const std::string& direction, const std::string& shapes) {
-    const Ended r = step(direction, {"--bucket", "T < 64", "--bucket-entry", "short_calls", "--bucket-shapes", shapes,
+    const Ended r = step(direction, {"--bucket", "D < 128", "--bucket-entry", "narrow_calls", "--bucket-shapes", shapes,
                                      "--bucket-why", "the profile shows sleep there alone"});
     EXPECT_EQ(r.code, 0) << r.err;
     return r.json();
@@ -522,18 +522,18 @@ TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {
   const fs::path dispatch = repo_ / "profile/chunk_gla-opt/dispatch.md";
   // The other shapes win, the bucket's own does not.
   plant("SlowSmall");
-  Json j = bucket("long calls do not sleep", "B1_T1_H16_D64");
+  Json j = bucket("wide calls do not sleep", "B1_T1_H16_D64");
   EXPECT_EQ(j["status"], "drop") << j;
   EXPECT_NE(j["text"].get<std::string>().find("bucket: no win on its own shapes B1_T1_H16_D64"), std::string::npos)
       << j;
   EXPECT_FALSE(fs::exists(dispatch));
 
   plant("SlowLarge");
-  j = bucket("short calls do not sleep", "B1_T1_H16_D64");
+  j = bucket("narrow calls do not sleep", "B1_T1_H16_D64");
   EXPECT_EQ(j["status"], "keep") << j;
   EXPECT_EQ(j["phase"], "specialisation");
   const std::string table = read_file(dispatch);
-  EXPECT_NE(table.find("| T < 64 | short_calls |"), std::string::npos) << table;
+  EXPECT_NE(table.find("| D < 128 | narrow_calls |"), std::string::npos) << table;
   EXPECT_NE(table.find("the profile shows sleep there alone"), std::string::npos) << table;
   const Json verify = Json::parse(read_file(repo_ / "profile/chunk_gla-opt/trace/002-whole.json"));
   EXPECT_EQ(verify["machine"]["threads"], 1);
@@ -543,9 +543,9 @@ TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {
 TEST_F(LoopProgram, ABucketThatSlowsOtherShapesIsTakenBack) {
   plant("SlowSmall");
   commit("slow kernel");
-  ASSERT_EQ(fla(init("B1_T512_H16_D64")).code, 0);
+  ASSERT_EQ(fla(init("B1_T1_H16_D128")).code, 0);
   plant("SlowLarge");
-  Ended r = step("sleep elsewhere", {"--bucket", "T < 64", "--bucket-entry", "short_calls", "--bucket-shapes",
+  Ended r = step("sleep elsewhere", {"--bucket", "D < 128", "--bucket-entry", "narrow_calls", "--bucket-shapes",
                                      "B1_T1_H16_D64", "--bucket-why", "the profile shows sleep there alone"});
   ASSERT_EQ(r.code, 0) << r.err;
   EXPECT_EQ(r.json()["status"], "revert");
@@ -579,15 +579,15 @@ TEST_F(LoopProgram, ABucketThatSlowsOtherShapesIsTakenBack) {
     w.push_back(what);
     return fla(w);
   };
-  EXPECT_EQ(accepting("B1_T512_H16_D64").code, 2);
-  r = accepting("B1_T512_H16_D128=another shape");
+  EXPECT_EQ(accepting("B1_T1_H16_D128").code, 2);
+  r = accepting("B1_T512_H16_D64=another shape");
   EXPECT_EQ(r.code, 1) << r.err;
-  EXPECT_NE(r.out.find("B1_T512_H16_D64 fwd is slower"), std::string::npos) << r.out;
-  EXPECT_NE(r.out.find("--accept B1_T512_H16_D64=REASON"), std::string::npos) << r.out;
-  r = accepting("B1_T512_H16_D64=nobody calls it");
+  EXPECT_NE(r.out.find("B1_T1_H16_D128 fwd is slower"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("--accept B1_T1_H16_D128=REASON"), std::string::npos) << r.out;
+  r = accepting("B1_T1_H16_D128=nobody calls it");
   ASSERT_EQ(r.code, 0) << r.err << r.out;
   EXPECT_EQ(r.json()["state"], "promoted");
-  EXPECT_NE(read_file(repo_ / "profile/chunk_gla-opt/PROMOTION.md").find("B1_T512_H16_D64 may be slower: nobody calls"),
+  EXPECT_NE(read_file(repo_ / "profile/chunk_gla-opt/PROMOTION.md").find("B1_T1_H16_D128 may be slower: nobody calls"),
             std::string::npos);
 }
 

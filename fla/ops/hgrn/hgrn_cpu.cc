@@ -50,14 +50,14 @@ struct HgrnPlan {
     D = c.dims["D"];
     N = c.dims["N"];
     std::int64_t parts = 1;
-    while (N > 0 && N * parts % c.threads != 0 && N * parts < 4 * c.threads) ++parts;
+    while (N > 0 && N * parts % c.threads != 0 && N * parts < std::int64_t{4} * c.threads) ++parts;
     width = std::min(pad_up(D), std::clamp<std::int64_t>(pad_up((D + parts - 1) / parts), 64, widest));
     blocks = (D + width - 1) / width;
     chunks = (T + kHgrnChunk - 1) / kHgrnChunk;
   }
   void cut_time(int threads) {
     const std::int64_t side = std::max<std::int64_t>(N * blocks, 1);
-    groups = side >= threads ? 1 : std::min(chunks, (4 * threads + side - 1) / side);
+    groups = side >= threads ? 1 : std::min(chunks, (std::int64_t{4} * threads + side - 1) / side);
     groups = std::max<std::int64_t>(groups, 1);
   }
 
