@@ -209,6 +209,20 @@ const bool registered = for_every_backend("Causal", Causal, has_tokens) && for_e
                         for_every_backend("Concurrent", Concurrent) &&
                         for_every_backend("StateInPlace", StateInPlace, has_state);
 
+// Gradients of 64 MB and more in all are stored past the caches: another way to the same bits.
+TEST(Bits, LargeGradientsAreThoseThatAreAskedForAlone) {
+  for (const char* function : {"chunk_gla", "chunk_kda"}) {
+    const Case c = make_case(function, sizes(1, 2048, 16, 128, 128)).prepared();
+    const Outcome all = c.run_backward(context("cpu"));
+    if (!all.ok()) return expect_ok(all, c.text());
+    for (const std::string name : {"grad.q", "grad.k"}) {
+      const Outcome alone = c.run_backward(context("cpu"), {.only = {name}});
+      if (!alone.ok()) return expect_ok(alone, c.text());
+      EXPECT_TRUE(tools::same_bits(all[name], alone[name])) << c.text() << ": " << name;
+    }
+  }
+}
+
 TEST(Bits, AContextWorksInAForkedChild) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the thread sanitizer does not support threads after fork";
