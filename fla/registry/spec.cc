@@ -217,7 +217,7 @@ struct Checker {
           return bad(a.name, (s == "T" ? "tokens T" : "width " + s) + " must be " +
                                  (most->second > 0 ? "1 to " + std::to_string(most->second) : "at least 1") +
                                  " in this function, got " + std::to_string(t.dim(i)));
-        if (s != "B" && s != "T" && s != "N" && s != "P" && t.dim(i) < 1)
+        if (s != "B" && s != "T" && s != "N" && s != "P" && !spec.derived.contains(s) && t.dim(i) < 1)
           return bad(a.name, "size " + s + " must be at least 1, got " + shape_string(t.dims()));
       }
     }

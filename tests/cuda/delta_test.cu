@@ -1,6 +1,7 @@
 // The CUDA engine of the delta rule against the double-precision recurrence.
 #include <gtest/gtest.h>
 
+#include "fla/kernels/cuda/launch.h"
 #include "fla/ops/common/delta_cuda.h"
 #include "tests/cuda/delta_case.h"
 

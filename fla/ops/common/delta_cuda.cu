@@ -156,11 +156,24 @@ DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
   return plan;
 }
 
+namespace {
+
+// Kernels take their parts of the workspace at multiples of this; the caller's memory may start anywhere.
+constexpr std::size_t kAlignment = 256;
+
+std::size_t anywhere(std::size_t bytes) { return bytes == 0 ? 0 : bytes + kAlignment; }
+std::span<std::byte> aligned(std::span<std::byte> workspace) {
+  const std::size_t skip = -reinterpret_cast<std::uintptr_t>(workspace.data()) % kAlignment;
+  return workspace.size() < skip ? std::span<std::byte>{} : workspace.subspan(skip);
+}
+
+}  // namespace
+
 std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
   const DeltaPlan plan = delta_forward_plan(p, device);
   if (plan.kernel != DeltaKernel::Chunk) return 0;
-  return p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
-                                  : delta_chunk_forward_workspace<f16>(p, plan);
+  return anywhere(p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
+                                           : delta_chunk_forward_workspace<f16>(p, plan));
 }
 
 Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
@@ -172,8 +185,8 @@ Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream str
   const DeltaPlan plan = delta_forward_plan(p, device);
   if (plan.kernel == DeltaKernel::Decode) return delta_decode_forward(p, stream);
   if (plan.kernel == DeltaKernel::Token) return delta_token_forward(p, stream);
-  return p.q.dtype == DType::BF16 ? delta_chunk_forward<bf16>(p, plan, stream, workspace)
-                                  : delta_chunk_forward<f16>(p, plan, stream, workspace);
+  return p.q.dtype == DType::BF16 ? delta_chunk_forward<bf16>(p, plan, stream, aligned(workspace))
+                                  : delta_chunk_forward<f16>(p, plan, stream, aligned(workspace));
 }
 
 std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& device) {
@@ -195,8 +208,8 @@ DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
 
 std::size_t delta_backward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
   const DeltaPlan plan = delta_backward_plan(p, device);
-  if (plan.kernel == DeltaKernel::Token) return delta_token_backward_workspace(p);
-  return delta_chunk_backward_workspace<bf16>(p, plan);
+  return anywhere(plan.kernel == DeltaKernel::Token ? delta_token_backward_workspace(p)
+                                                    : delta_chunk_backward_workspace<bf16>(p, plan));
 }
 
 Status delta_backward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
@@ -208,8 +221,8 @@ Status delta_backward(const DeltaProblem& p, const DeviceInfo& device, Stream st
   }
   if (p.N == 0 || p.HV == 0 || p.V == 0 || p.K == 0) return {};
   const DeltaPlan plan = delta_backward_plan(p, device);
-  if (plan.kernel == DeltaKernel::Token) return delta_token_backward(p, stream, workspace);
-  return delta_chunk_backward<bf16>(p, plan, stream, workspace);
+  if (plan.kernel == DeltaKernel::Token) return delta_token_backward(p, stream, aligned(workspace));
+  return delta_chunk_backward<bf16>(p, plan, stream, aligned(workspace));
 }
 
 }  // namespace fla::cuda

@@ -31,7 +31,7 @@ struct DeltaPlan {
 std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device);
 DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device);
 
-// cu_seqlens is read on the device only. The workspace is 256-byte aligned and need not be initialised.
+// cu_seqlens is read on the device only. The workspace may start at any address and need not be initialised.
 std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& device);
 Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace);
 

@@ -241,6 +241,10 @@ delta_token_again_kernel(const DeltaArgs p, const TokenSpace w) {
   }
 }
 
+// A gate that lets nothing through that fp32 would show: its own gradient is zero, and what the sums over the tokens
+// behind it have gathered by rounding ends there.
+constexpr float kClosedGate = -18.0F;
+
 // A block per (place, key head).
 FLA_KERNEL(kTokenThreads, 1)
 delta_token_gradient_kernel(const DeltaArgs p, const TokenSpace w) {
@@ -296,7 +300,9 @@ delta_token_gradient_kernel(const DeltaArgs p, const TokenSpace w) {
         w.sum_k[to] = (j > 0 ? w.sum_k[to] : 0.0F) + (u + b);
         if (!channel) continue;
         sum += p.q.load(s.row, t, hk, c) * sRq.load(r) * dq + p.k.load(s.row, t, hk, c) * sRk.load(r) * (b - u);
-        const GateSlopes g = gate_slopes(p, p.gk.load(s.row, t, hv, c), gate_bias(p, hv, c), multiplier);
+        const float raw = p.gk.load(s.row, t, hv, c), bias = gate_bias(p, hv, c);
+        if (activate(p, raw, bias, multiplier) < kClosedGate) sum = 0.0F;
+        const GateSlopes g = gate_slopes(p, raw, bias, multiplier);
         if (p.dg.present()) p.dg.store(sum * g.raw, s.row, t, hv, c);
         sum_a += sum * g.A_log;
         sum_bias += sum * g.raw;
@@ -339,7 +345,9 @@ delta_token_gradient_kernel(const DeltaArgs p, const TokenSpace w) {
       float bias = 0.0F;
       for (int r = x.rows - 1; p.g.present() && !channel && r >= 0; --r) {
         end += sX.load(r);
-        const GateSlopes g = gate_slopes(p, p.g.load(s.row, token(r), hv), gate_bias(p, hv, 0), multiplier);
+        const float raw = p.g.load(s.row, token(r), hv), gate_offset = gate_bias(p, hv, 0);
+        if (activate(p, raw, gate_offset, multiplier) < kClosedGate) end = 0.0F;
+        const GateSlopes g = gate_slopes(p, raw, gate_offset, multiplier);
         if (p.dg.present()) p.dg.store(end * g.raw, s.row, token(r), hv);
         a += end * g.A_log;
         bias += end * g.raw;
