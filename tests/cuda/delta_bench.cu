@@ -288,7 +288,9 @@ bool check_all(const DeviceInfo& device) {
         DeltaCase c{.B = 5, .T = 3, .H = 2, .HV = 4, .K = D, .V = D, .gate = gate, .state_v_first = v_first};
         c.pool = 7;
         c.indices = {6, -1, 2, 0, 1};
-        const std::string name = "D" + std::to_string(D) + (gate == Gate::Head ? " head" : " channel");
+        std::string name = "D";
+        name += std::to_string(D);
+        name += gate == Gate::Head ? " head" : " channel";
         good &= check_decode((name + " F32").c_str(), c, device, 1e-5);
         c.state_type = DType::BF16;
         good &= check_decode((name + " BF16").c_str(), c, device, 4e-3);
