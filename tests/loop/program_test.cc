@@ -541,6 +541,7 @@ TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {
 }
 
 TEST_F(LoopProgram, ABucketThatSlowsOtherShapesIsTakenBack) {
+  if (std::getenv("FLA_LONG_TESTS") == nullptr) GTEST_SKIP() << "takes minutes; FLA_LONG_TESTS=1 runs it";
   plant("SlowSmall");
   commit("slow kernel");
   ASSERT_EQ(fla(init("B1_T1_H16_D128")).code, 0);
