@@ -7,5 +7,5 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 qemu=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
 scripts/run-gtest.sh "${qemu[@]}" build/neon/bin/fla_core_test --gtest_filter="${NEON_CORE_FILTER:--*Fork*}"
-export GTEST_TOTAL_SHARDS=${NEON_SHARDS:-16} GTEST_SHARD_INDEX=${NEON_SHARD:-0}
+export GTEST_TOTAL_SHARDS=${NEON_SHARDS:-32} GTEST_SHARD_INDEX=${NEON_SHARD:-0}
 scripts/run-gtest.sh "${qemu[@]}" build/neon/bin/fla_gate --gtest_filter="${NEON_GATE_FILTER:--*FarStrides*:*Fork*:*LargeGradients*}"
