@@ -26,10 +26,10 @@ function(fla_test name)
   if(NOT arg_SHARDS)
     set(arg_SHARDS 1)
   endif()
-  # A sanitizer makes tests several times slower: there every third one of a program that has parts is run.
+  # A sanitizer makes tests several times slower: there every fourth one of a program that has parts is run.
   set(parts ${arg_SHARDS})
   if(FLA_SANITIZE AND arg_SHARDS GREATER 1)
-    math(EXPR parts "3 * ${arg_SHARDS}")
+    math(EXPR parts "4 * ${arg_SHARDS}")
   endif()
   foreach(i RANGE 1 ${arg_SHARDS})
     set(test ${name})

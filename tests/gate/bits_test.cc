@@ -211,6 +211,9 @@ const bool registered = for_every_backend("Causal", Causal, has_tokens) && for_e
 
 // Gradients of 64 MB and more in all are stored past the caches: another way to the same bits.
 TEST(Bits, LargeGradientsAreThoseThatAreAskedForAlone) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "takes a minute under the address sanitizer";
+#endif
   for (const char* function : {"chunk_gla", "chunk_kda"}) {
     const Case c = make_case(function, sizes(1, 2048, 16, 128, 128)).prepared();
     const Outcome all = c.run_backward(context("cpu"));
