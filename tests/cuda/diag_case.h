@@ -248,7 +248,7 @@ class DiagRun {
   }
   void upload(const TestTensor& t) {
     std::vector<std::byte> all(t.bytes.size() + 1);
-    std::memcpy(all.data(), t.bytes.data(), t.bytes.size());
+    if (!t.bytes.empty()) std::memcpy(all.data(), t.bytes.data(), t.bytes.size());
     t.memory->upload(all.data());
   }
   template <typename F>
