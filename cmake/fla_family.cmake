@@ -13,6 +13,11 @@ function(fla_family name)
   list(TRANSFORM arg_CUDA PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   list(TRANSFORM arg_TESTS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
   target_sources(fla_objects PRIVATE ${arg_SOURCES})
+  # A description is read once, when the registry is made.
+  set(cold ${arg_SOURCES})
+  list(FILTER cold INCLUDE REGEX "_spec[.]cc$")
+  set_source_files_properties(${cold} TARGET_DIRECTORY fla_objects PROPERTIES
+    COMPILE_OPTIONS $<$<CONFIG:Release>:-O1>)
   set_property(GLOBAL APPEND PROPERTY FLA_REGISTER ${arg_REGISTER})
   if(arg_CUDA AND (FLA_CUDA OR FLA_CUDA_EMULATE))
     target_sources(fla_objects PRIVATE ${arg_CUDA})
