@@ -50,16 +50,21 @@ Stopwatch::~Stopwatch() {
 }
 
 void Stopwatch::begin() {
+  const auto before = Clock::now();
   look();
   processor_ = processor_time();
   spans_.push_back({Clock::now(), {}, {}, false});
+  outside_ = spans_.back().begin - before;
 }
 
 std::size_t Stopwatch::end() {
   Span& s = spans_.back();
   s.end = Clock::now();
   const Time used = processor_time() - processor_, wall = s.end - s.begin, waited = look();
-  s.took = one_thread_ ? std::min(wall, std::max(wall - waited, used)) : wall;
+  // A wait between the look at the waits and the look at the clock may lie outside the span.
+  outside_ += Clock::now() - s.end;
+  const Time inside = std::max(waited - outside_, Time{});
+  s.took = one_thread_ ? std::min(wall, std::max(wall - inside, used)) : wall;
   return spans_.size() - 1;
 }
 

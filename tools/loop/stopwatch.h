@@ -44,7 +44,7 @@ class Stopwatch {
   bool one_thread_;
   std::vector<Thread> threads_;
   std::vector<Span> spans_;
-  Time processor_{};
+  Time processor_{}, outside_{};  // of the last span; outside: between a look at the waits and one at the clock
   Clock::time_point last_ = Clock::now();
 };
 
