@@ -4,6 +4,8 @@
 #include <cmath>
 #include <deque>
 #include <stdexcept>
+#include <thread>
+#include <vector>
 
 #include "fla/registry/registry.h"
 #include "tools/common/placement.h"
@@ -23,6 +25,17 @@ std::uint64_t mix(std::uint64_t x) {  // splitmix64's finaliser
 }
 
 std::uint64_t draw(std::uint64_t stream, std::uint64_t i) { return mix(mix(stream + i * 0x9e3779b97f4a7c15U)); }
+
+// body(begin, end) over [0, n), in threads where that is worth starting them: the inputs of a large benchmark are as
+// many numbers as a GPU's memory holds.
+template <typename Body>
+void in_parts(std::uint64_t n, const Body& body) {
+  constexpr std::uint64_t kWorthAThread = 1 << 18;
+  const std::uint64_t parts = std::clamp<std::uint64_t>(n / kWorthAThread, 1, std::thread::hardware_concurrency() + 1);
+  std::vector<std::jthread> threads;
+  for (std::uint64_t i = 1; i < parts; ++i) threads.emplace_back([&, i] { body(n * i / parts, n * (i + 1) / parts); });
+  body(0, n / parts);
+}
 
 double exp_of_negative(double y) {  // y in [-700, 0]
   const double k = std::floor(std::fma(y, 1.4426950408889634, 0.5));
@@ -249,44 +262,48 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
   } else if (is_gate(a)) {
     // One channel: of the last axis, which is the head axis where the gate has no other.
     const auto channels = static_cast<std::uint64_t>(std::max<std::int64_t>(v.ndim > 0 ? v.dim(v.ndim - 1) : 1, 1));
-    for (std::uint64_t i = 0; i < n; ++i) {
-      const double u = uniform(stream, i);
-      double g = 0.0;
-      if (a.gen.kind == Gen::Kind::NegUniform)
-        g = std::max(a.gen.min, -1e4) * u;
-      else if (a.gen.kind == Gen::Kind::None && a.dims == std::vector<std::string>{"H"})
-        g = -0.5 * u;
-      else
-        g = std::max(log_sigmoid(normal(stream, i)), a.gen.min);
-      switch (options_.regime) {
-        case GateRegime::Plain: break;
-        case GateRegime::Zero: g = 0.0; break;
-        case GateRegime::Mild: g = -0.01; break;
-        case GateRegime::Strong: g = -5.0; break;
-        case GateRegime::Minus40: g = -40.0; break;
-        case GateRegime::Minus316: g = -316.0; break;
-        case GateRegime::Extreme: g = u < 0.5 ? -1000.0 : u < 0.75 ? 0.0 : -0.3; break;
-        case GateRegime::ExtremeChannel:
-          if (i % channels == 0) g = -1000.0;
-          break;
+    in_parts(n, [&](std::uint64_t begin, std::uint64_t end) {
+      for (std::uint64_t i = begin; i < end; ++i) {
+        const double u = uniform(stream, i);
+        double g = 0.0;
+        if (a.gen.kind == Gen::Kind::NegUniform)
+          g = std::max(a.gen.min, -1e4) * u;
+        else if (a.gen.kind == Gen::Kind::None && a.dims == std::vector<std::string>{"H"})
+          g = -0.5 * u;
+        else
+          g = std::max(log_sigmoid(normal(stream, i)), a.gen.min);
+        switch (options_.regime) {
+          case GateRegime::Plain: break;
+          case GateRegime::Zero: g = 0.0; break;
+          case GateRegime::Mild: g = -0.01; break;
+          case GateRegime::Strong: g = -5.0; break;
+          case GateRegime::Minus40: g = -40.0; break;
+          case GateRegime::Minus316: g = -316.0; break;
+          case GateRegime::Extreme: g = u < 0.5 ? -1000.0 : u < 0.75 ? 0.0 : -0.3; break;
+          case GateRegime::ExtremeChannel:
+            if (i % channels == 0) g = -1000.0;
+            break;
+        }
+        x[i] = g;
       }
-      x[i] = g;
-    }
+    });
   } else {
     std::vector<double> other;
     if (a.gen.kind == Gen::Kind::Against) other = values(generate(*spec_->find_arg(a.gen.of), a.gen.of).view);
     const Gen::Kind kind = a.gen.kind == Gen::Kind::None && is_key_sum(a) ? Gen::Kind::AbsNormal : a.gen.kind;
     const auto width = static_cast<std::uint64_t>(v.ndim > 0 ? v.dim(v.ndim - 1) : 1);
-    for (std::uint64_t i = 0; i < n; ++i) {
-      const double z = normal(stream, i);
-      switch (kind) {
-        case Gen::Kind::AbsNormal: x[i] = a.gen.scale * (std::abs(z) + 0x1p-7); break;
-        case Gen::Kind::Sigmoid: x[i] = exp_of_negative(log_sigmoid(z)); break;
-        case Gen::Kind::NegUniform: x[i] = std::max(a.gen.min, -1e4) * uniform(stream, i); break;
-        case Gen::Kind::Against: x[i] = -uniform(stream, i / width) * other[i]; break;
-        default: x[i] = a.gen.scale * z; break;
+    in_parts(n, [&](std::uint64_t begin, std::uint64_t end) {
+      for (std::uint64_t i = begin; i < end; ++i) {
+        const double z = normal(stream, i);
+        switch (kind) {
+          case Gen::Kind::AbsNormal: x[i] = a.gen.scale * (std::abs(z) + 0x1p-7); break;
+          case Gen::Kind::Sigmoid: x[i] = exp_of_negative(log_sigmoid(z)); break;
+          case Gen::Kind::NegUniform: x[i] = std::max(a.gen.min, -1e4) * uniform(stream, i); break;
+          case Gen::Kind::Against: x[i] = -uniform(stream, i / width) * other[i]; break;
+          default: x[i] = a.gen.scale * z; break;
+        }
       }
-    }
+    });
     if (kind == Gen::Kind::UnitRows && width > 0)
       for (std::uint64_t row = 0; row + width <= n; row += width) {
         double sum = 0.0;
