@@ -57,6 +57,9 @@ typedef struct fla_context_options {
   void* log_user;
   void* stream;      /* cudaStream_t on which calls on a GPU's tensors start; NULL: the device's default stream */
   int stream_device; /* the device that the stream belongs to */
+  /* 1: calls refuse inputs that hold a NaN, and on a GPU also boundaries and slots out of range, and wait. Copies every
+   * input to the host: for finding a fault. */
+  int check_values;
 } fla_context_options;
 
 FLA_C_API const char* fla_version(void);

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 struct Options {
   std::string op, in, out;
   std::vector<std::string> set;
-  bool backward = false, json = false;
+  bool backward = false, check_values = false, json = false;
   CallOptions call;
   PluginOptions plugin;
 };
@@ -109,7 +109,9 @@ int run(const Options& o) {
       if (Status s = backward.set(name, t); !s) refuse("{}: {}", in, s.message());
   }
 
-  const Context ctx(context_options(o.call));
+  ContextOptions options = context_options(o.call);
+  options.check_values = o.check_values;
+  const Context ctx(std::move(options));
   // Every refusal comes before the first computation.
   if (auto outputs = call.outputs(ctx); !outputs) refuse("{}: {}", in, outputs.status().message());
   if (o.backward)
@@ -169,6 +171,8 @@ Command add_run(CLI::App& root) {
   app->add_option("--set", o->set, "a flag: name=value; repeatable (flags in the file's metadata do not count)")
       ->allow_extra_args(false);
   app->add_flag("--backward", o->backward, "gradients too, from the file's grad_out.* tensors");
+  app->add_flag("--check-values", o->check_values,
+                "first look for NaN in the inputs, on a GPU also for boundaries and slots out of range");
   add_device(app, o->call);
   add_backend(app, o->call);
   add_threads(app, o->call);

@@ -138,6 +138,7 @@ fla_code fla_context_create(const fla_context_options* options, fla_context** ou
       if (given.affinity != nullptr) o.affinity.assign(given.affinity, given.affinity + given.affinity_count);
       if (given.backend != nullptr) o.backend = given.backend;
       o.stream = {given.stream, given.stream_device};
+      o.check_values = given.check_values != 0;
       if (given.log != nullptr)
         o.log = [fn = given.log, user = given.log_user](const fla::LogRecord& r) {
           fn(user, r.level == fla::LogLevel::Warning ? 1 : 0, std::string(r.function).c_str(),

@@ -319,6 +319,16 @@ Status choose(const Context& ctx, const Registry::Entry& e, const void* args, co
   return {Code::Unsupported, e.spec.name + ": no backend takes this call" + refusals};
 }
 
+// How to read the memory of the call's tensors; empty: it is the host's.
+ReadMemory reader(const Registry::Entry& e, const CallInfo& info) {
+  for (const auto& c : e.candidates)
+    if (c.backend->device == info.device.type && c.backend->read)
+      return [&read = c.backend->read, stream = info.stream](void* to, const void* from, std::size_t bytes) {
+        return read(to, from, bytes, stream);
+      };
+  return {};
+}
+
 Status run_checked(const Context& ctx, const Registry::Entry& e, const void* args, std::span<std::byte> given,
                    bool allocate) {
   if (!ctx.status()) return ctx.status();
@@ -336,6 +346,10 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
   const CallInfo info = call_info(ctx, e, c);
   Choice choice;
   if (Status s = choose(ctx, e, args, info, Purpose::Run, choice, nullptr); !s) return s;
+  const bool look = ctx.options().check_values;
+  const ReadMemory read = look ? reader(e, info) : ReadMemory();
+  if (look)
+    if (Status s = check_values(e.spec, args, read); !s) return s;
   const std::size_t need = choice.kernel->workspace ? choice.kernel->workspace(args, info) : 0;
   std::unique_ptr<std::byte[]> own;
   if (allocate && need > 0 && info.device.type != DeviceType::Cpu)
@@ -355,6 +369,7 @@ Status run_checked(const Context& ctx, const Registry::Entry& e, const void* arg
   if (ctx.options().poison && info.device.type == DeviceType::Cpu && !given.empty())
     std::memset(given.data(), 0xff, given.size());
   Status s = choice.kernel->launch(args, info, given.first(need));
+  if (s && read) s = read(nullptr, nullptr, 0);
   if (s) {
     t_last_route = {choice.kernel->backend.c_str(), choice.kernel->name.c_str()};
     if (!choice.by_default) log_once(ctx, e, LogLevel::Info, *choice.kernel, LogKind::Hit, "hit");

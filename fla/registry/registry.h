@@ -48,7 +48,9 @@ struct Backend {
   DeviceType device = DeviceType::Cpu;
   std::function<bool()> available;       // empty: always
   std::function<std::string()> why_not;  // what is missing where it is not available; empty: its package
-  std::uint64_t order = 0;               // set by the registry
+  // Copies from its device's memory and waits for all that was queued on the stream; empty: the host can read it.
+  std::function<Status(void* to, const void* from, std::size_t bytes, Stream stream)> read;
+  std::uint64_t order = 0;  // set by the registry
 };
 
 // One backend's implementation of one function, types erased.

@@ -1,10 +1,14 @@
 #include "fla/registry/spec.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
 #include <utility>
 
 namespace fla {
@@ -356,6 +360,74 @@ bool same_view(const TensorView& a, const TensorView& b) {
 }
 
 }  // namespace
+
+namespace {
+
+template <typename Bits, Bits kInfinity>
+bool nan_at(const std::byte* p) {
+  Bits x = 0;
+  std::memcpy(&x, p, sizeof x);
+  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;
+  return (x & kMagnitude) > kInfinity;
+}
+
+bool holds_nan(DType t, const std::byte* p) {
+  switch (t) {
+    case DType::F32: return nan_at<std::uint32_t, 0x7f800000U>(p);
+    case DType::F16: return nan_at<std::uint16_t, 0x7c00U>(p);
+    case DType::BF16: return nan_at<std::uint16_t, 0x7f80U>(p);
+    case DType::F64: return nan_at<std::uint64_t, 0x7ff0000000000000U>(p);
+    default: return false;
+  }
+}
+
+// The index of a NaN in the view, "" without one.
+std::string first_nan(const TensorView& t) {
+  const std::int64_t n = t.numel();
+  const auto size = static_cast<std::int64_t>(size_of(t.dtype));
+  std::array<std::int64_t, kMaxDims> at{};
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::int64_t offset = 0;
+    for (int d = 0; d < t.ndim; ++d) offset += at[static_cast<std::size_t>(d)] * t.stride[static_cast<std::size_t>(d)];
+    if (holds_nan(t.dtype, static_cast<const std::byte*>(t.data) + offset * size))
+      return shape_string({at.data(), static_cast<std::size_t>(t.ndim)});
+    for (int d = t.ndim - 1; d >= 0; --d) {
+      if (++at[static_cast<std::size_t>(d)] < t.dim(d)) break;
+      at[static_cast<std::size_t>(d)] = 0;
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory& read) {
+  const std::shared_ptr<void> copy = spec.copy_args(args);
+  std::vector<std::unique_ptr<std::byte[]>> memory;
+  for (const ArgSpec& a : spec.args) {
+    TensorView& t = a.get(copy.get());
+    if (!t) continue;
+    const bool table = a.types == Types::Index, pool = !a.dims.empty() && a.dims.front() == "P";
+    const bool wanted = (a.role == Role::Input || a.role == Role::Upstream) && !pool && t.numel() > 0;
+    if (wanted && read && t.device.type != DeviceType::Cpu) {
+      const auto [lo, hi] = extent(t);
+      const std::size_t bytes = hi - lo + 1;
+      memory.emplace_back(new (std::nothrow) std::byte[bytes]);
+      if (!memory.back())
+        return {Code::OutOfMemory,
+                spec.name + ": " + a.name + ": no memory to look into " + std::to_string(bytes) + " bytes"};
+      if (Status s = read(memory.back().get(), reinterpret_cast<const void*>(lo), bytes); !s) return s;
+      t.data = memory.back().get() + (reinterpret_cast<std::uintptr_t>(t.data) - lo);
+    }
+    t.device = {};
+    if (!wanted || table) continue;
+    if (const std::string at = first_nan(t); !at.empty())
+      return {Code::InvalidArgument, spec.name + ": " + a.name + ": the value at " + at + " is not a number"};
+  }
+  Dims dims;
+  Device device;
+  return read ? check_call(spec, copy.get(), dims, device) : Status();
+}
 
 Status check_overlaps(const FunctionSpec& spec, const void* args) {
   const auto view = [&](const ArgSpec& a) -> const TensorView& { return a.get(const_cast<void*>(args)); };

@@ -179,6 +179,7 @@ struct FLA_API FunctionSpec {
   std::function<Status(const void*, const Dims&)> check;  // what the tables cannot say
   std::function<double(const Dims&)> flops;               // useful operations, for the roofline; empty: no model
   std::function<std::shared_ptr<void>()> make_args;
+  std::function<std::shared_ptr<void>(const void*)> copy_args;
 
   bool is_backward() const { return !forward.empty(); }
   const ArgSpec* find_arg(std::string_view name) const;
@@ -195,6 +196,13 @@ struct FLA_API FunctionSpec {
 // The contract's checks for one call, from the tables alone, then spec.check. Fills `dims`. Touches no tensor's data
 // but cu_seqlens on the host.
 FLA_API Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device);
+
+// Copies from the memory where a call's tensors are, after all that was queued for it before.
+using ReadMemory = std::function<Status(void* to, const void* from, std::size_t bytes)>;
+
+// What check_call leaves out as it costs time: refuses inputs that hold a NaN (slots of a pool may), and repeats
+// check_call with the tables that are on a device.
+Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory& read);
 
 // Refuses outputs that share memory with another argument: what a kernel reads would depend on what it already wrote.
 // A final state may be exactly its initial state, and what starts as an input that input. Views that both have gaps are
@@ -229,7 +237,7 @@ class OpSpec {
   OpSpec(FunctionId<F> forward, std::string operation) {
     fwd_.name = forward.name;
     fwd_.operation = std::move(operation);
-    fwd_.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<F>()); };
+    set_args<F>(fwd_);
     fwd_.max_dim = {{"K", 256}, {"V", 256}};
   }
   OpSpec(FunctionId<F> forward, FunctionId<G> backward, std::string operation) {
@@ -238,8 +246,8 @@ class OpSpec {
     fwd_.operation = bwd_.operation = std::move(operation);
     fwd_.backward = bwd_.name;
     bwd_.forward = fwd_.name;
-    fwd_.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<F>()); };
-    bwd_.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<G>()); };
+    set_args<F>(fwd_);
+    set_args<G>(bwd_);
     fwd_.max_dim = bwd_.max_dim = {{"K", 256}, {"V", 256}};
   }
 
@@ -478,6 +486,13 @@ class OpSpec {
   }
 
  private:
+  template <typename A>
+  static void set_args(FunctionSpec& s) {
+    s.make_args = [] { return std::static_pointer_cast<void>(std::make_shared<A>()); };
+    s.copy_args = [](const void* a) {
+      return std::static_pointer_cast<void>(std::make_shared<A>(*static_cast<const A*>(a)));
+    };
+  }
   static void forget_absent_widths(FunctionSpec& spec) {
     std::erase_if(spec.max_dim, [&](const auto& limit) {
       return std::none_of(spec.args.begin(), spec.args.end(), [&](const ArgSpec& a) {

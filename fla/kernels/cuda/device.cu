@@ -74,6 +74,15 @@ OnDevice::~OnDevice() {
   if (before_ >= 0) cudaSetDevice(before_);
 }
 
+Status read_memory(void* to, const void* from, std::size_t bytes, Stream stream) {
+  const OnDevice here(stream.device);
+  if (!here.status()) return here.status();
+  const auto s = static_cast<cudaStream_t>(stream.handle);
+  cudaError_t e = bytes == 0 ? cudaSuccess : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s);
+  if (e == cudaSuccess) e = cudaStreamSynchronize(s);
+  return e == cudaSuccess ? Status() : launch_error("read", e);
+}
+
 // ---- memory of tests and tools
 
 namespace {

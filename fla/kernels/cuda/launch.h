@@ -34,6 +34,9 @@ struct alignas(sizeof(T) * N) Vec {
 // The limits of a device, cached; Unsupported without a driver.
 Result<DeviceInfo> device_info(int index);
 
+// Copies to the host what the device has there when all that was queued on the stream is done. Waits for it.
+Status read_memory(void* to, const void* from, std::size_t bytes, Stream stream);
+
 // Makes a device the calling thread's for as long as it lives: kernels start on that one.
 class OnDevice {
  public:

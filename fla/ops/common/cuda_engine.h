@@ -22,6 +22,7 @@ inline Backend cuda_backend() {
   b.priority = 4;
   b.device = DeviceType::Cuda;
   b.available = [] { return cuda::device_info(0).ok(); };
+  b.read = cuda::read_memory;
   b.why_not = [] { return cuda::device_info(0).status().message(); };
   return b;
 }

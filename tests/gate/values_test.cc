@@ -1,0 +1,163 @@
+// ContextOptions::check_values: what a call's tensors hold, looked into before it runs, wherever they are.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "fla/ops/gla/gla.h"
+#include "tests/gate/gate.h"
+
+namespace fla {
+void register_gla_spec(Registry& r);
+}
+
+namespace fla::gate {
+namespace {
+
+// A backend on a device whose memory is the host's, some addresses away, so that only its reader reaches it.
+constexpr std::uintptr_t kFar = std::uintptr_t{1} << 56;
+TensorView far_away(TensorView t) {
+  t.data = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(t.data) + kFar);
+  t.device = {DeviceType::Cuda, 0};
+  return t;
+}
+
+class Values : public ::testing::Test {
+ protected:
+  Registry registry;
+  int launched = 0, waited = 0;
+
+  Values() {
+    register_gla_spec(registry);
+    Backend b;
+    b.name = "far";
+    b.priority = 1;
+    b.device = DeviceType::Cuda;
+    b.read = [this](void* to, const void* from, std::size_t bytes, Stream) {
+      if (bytes > 0)
+        std::memcpy(to, reinterpret_cast<const void*>(reinterpret_cast<std::uintptr_t>(from) - kFar), bytes);
+      else
+        ++waited;
+      return Status();
+    };
+    registry.add_backend("gla", b);
+    serve(kChunkGla, "far");
+    serve(kGlaStep, "far");
+    serve(kChunkGla, kReference);
+  }
+
+  template <typename A>
+  void serve(FunctionId<A> f, const char* backend) {
+    registry.add(Kernel<A>{.function = f,
+                           .backend = backend,
+                           .name = "count",
+                           .verify = {},
+                           .workspace = {},
+                           .launch = [this](const A&, const CallInfo&, std::span<std::byte>) {
+                             ++launched;
+                             return Status();
+                           }});
+  }
+  Context context(bool look = true) const {
+    return Context({.threads = 1, .check_values = look, .registry = &registry});
+  }
+};
+
+constexpr std::int64_t kT = 5, kH = 2, kD = 4;
+
+struct ChunkCall {
+  std::vector<float> x = std::vector<float>(5 * kT * kH * kD, 0.5F);
+  std::vector<std::int64_t> boundaries = {0, 2, kT};
+  GlaArgs args;
+
+  explicit ChunkCall(bool on_device) {
+    const auto part = [&](std::size_t i) {
+      const TensorView t{x.data() + i * kT * kH * kD, {1, kT, kH, kD}};
+      return on_device ? far_away(t) : t;
+    };
+    args.q = part(0);
+    args.k = part(1);
+    args.v = part(2);
+    args.g = part(3);
+    args.o = part(4);
+    const TensorView list{boundaries.data(), {3}};
+    args.cu_seqlens = on_device ? far_away(list) : list;
+  }
+};
+
+TEST_F(Values, NaNInAnInputIsNamedWithItsPlace) {
+  for (const bool on_device : {false, true}) {
+    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::quiet_NaN()}) {
+      ChunkCall c(on_device);
+      c.x[2 * kT * kH * kD + (3 * kH + 1) * kD + 2] = bad;  // v[0, 3, 1, 2]
+      launched = 0;
+      const Status s = Function<GlaArgs>(kChunkGla)(context(), c.args);
+      EXPECT_EQ(s.code(), Code::InvalidArgument);
+      EXPECT_EQ(s.message(), "chunk_gla: v: the value at [0,3,1,2] is not a number");
+      EXPECT_EQ(launched, 0);
+      EXPECT_TRUE(Function<GlaArgs>(kChunkGla)(context(false), c.args).ok()) << "not asked to look";
+    }
+  }
+}
+
+TEST_F(Values, InfinityAndWhatAnOutputHeldBeforeAreNoFault) {
+  for (const bool on_device : {false, true}) {
+    ChunkCall c(on_device);
+    c.x[3 * kT * kH * kD] = -std::numeric_limits<float>::infinity();
+    c.x.back() = std::numeric_limits<float>::quiet_NaN();
+    launched = waited = 0;
+    const Status s = Function<GlaArgs>(kChunkGla)(context(), c.args);
+    EXPECT_TRUE(s.ok()) << s.message();
+    EXPECT_EQ(launched, 1);
+    EXPECT_EQ(waited, on_device ? 1 : 0) << "a fault of the call is reported by the call";
+  }
+}
+
+TEST_F(Values, ViewsWithGapsAndNarrowTypes) {
+  // Every second element of a row from behind; the ones in between are NaN.
+  std::vector<bf16> x(5 * kT * kH * kD * 2, to_bf16(std::numeric_limits<float>::quiet_NaN()));
+  GlaArgs a;
+  TensorView* views[] = {&a.q, &a.k, &a.v, &a.g, &a.o};
+  for (std::size_t i = 0; i < 5; ++i) {
+    bf16* first = x.data() + i * kT * kH * kD * 2;
+    for (std::int64_t j = 0; j < kT * kH * kD; ++j) first[2 * j] = to_bf16(1.0F);
+    TensorView t{first, {1, kT, kH, kD}};
+    for (std::size_t axis = 0; axis < 4; ++axis) t.stride[axis] *= 2;
+    t.data = first + 2 * (kD - 1);
+    t.stride[3] = -2;
+    *views[i] = far_away(t);
+  }
+  EXPECT_TRUE(Function<GlaArgs>(kChunkGla)(context(), a).ok());
+  x[(kT * kH + 1) * kD * 2] = to_bf16(std::numeric_limits<float>::quiet_NaN());  // the last channel of k[0, 0, 1]
+  const Status s = Function<GlaArgs>(kChunkGla)(context(), a);
+  EXPECT_EQ(s.message(), "chunk_gla: k: the value at [0,0,1,3] is not a number");
+}
+
+TEST_F(Values, BoundariesOnADevice) {
+  ChunkCall c(true);
+  c.boundaries = {0, 4, kT - 1};
+  c.args.cu_seqlens = far_away({c.boundaries.data(), {3}});
+  EXPECT_TRUE(Function<GlaArgs>(kChunkGla)(context(false), c.args).ok()) << "not asked to look";
+  const Status s = Function<GlaArgs>(kChunkGla)(context(), c.args);
+  EXPECT_EQ(s.code(), Code::InvalidArgument);
+  EXPECT_EQ(s.message(), "chunk_gla: cu_seqlens: must end at T = 5, ends at 4");
+}
+
+TEST_F(Values, SlotsOnADevice) {
+  std::vector<float> x(4 * 2 * kH * kD, 0.5F), pool(3 * kH * kD * kD, std::numeric_limits<float>::quiet_NaN()), o(x);
+  std::vector<std::int32_t> slots = {2, 3};
+  GlaStepArgs a;
+  TensorView* views[] = {&a.q, &a.k, &a.v, &a.gk};
+  for (std::size_t i = 0; i < 4; ++i) *views[i] = far_away({x.data() + i * 2 * kH * kD, {2, 1, kH, kD}});
+  a.o = far_away({o.data(), {2, 1, kH, kD}});
+  a.state = far_away({pool.data(), {3, kH, kD, kD}});
+  a.state_indices = far_away({slots.data(), {2}});
+  const Status s = Function<GlaStepArgs>(kGlaStep)(context(), a);
+  EXPECT_EQ(s.code(), Code::InvalidArgument);
+  EXPECT_NE(s.message().find("state_indices"), std::string::npos) << s.message();
+  EXPECT_NE(s.message().find('3'), std::string::npos) << s.message();
+  slots = {2, -1};
+  EXPECT_TRUE(Function<GlaStepArgs>(kGlaStep)(context(), a).ok()) << "unused slots may hold anything";
+}
+
+}  // namespace
+}  // namespace fla::gate
