@@ -121,15 +121,16 @@ inline HWY_NOINLINE void store_token_rows(const float* src, std::int64_t ld, con
 struct DeltaTiles {
   float *q = nullptr, *k = nullptr, *n = nullptr, *s = nullptr, *s1 = nullptr;  // after the front end
   float *p = nullptr, *eb = nullptr;                                            // Other, Gated
-  float *g = nullptr, *y = nullptr;     // channel gates; before activation (backward)
-  float *qa = nullptr, *na = nullptr;   // scale q e^{G - anchor}, n e^{level - anchor}; head gate: without e
-  float *sa = nullptr, *sa1 = nullptr;  // s e^{anchor - G}
-  float *qe = nullptr, *ne = nullptr;   // the same from the chunk's entry on
-  float *e = nullptr, *jump = nullptr;  // as in diag_cpu_chunk-inl.h; jump also in row 0, 1 where nothing jumps
-  float *st = nullptr, *st1 = nullptr;  // s e^{G_C - G}, key-major
-  float *N = nullptr, *P = nullptr;     // squares <n_i, s_j>, <scale q_i, s_j> with their decay
-  float *N1 = nullptr, *P1 = nullptr;   // for s1
-  float* mask = nullptr;                // square e^{G_i - G_j}, j <= i; head gate
+  float *g = nullptr, *y = nullptr;          // channel gates; before activation (backward)
+  float *qa = nullptr, *na = nullptr;        // scale q e^{G - anchor}, n e^{level - anchor}; head gate: without e
+  float *sa = nullptr, *sa1 = nullptr;       // s e^{anchor - G}
+  float *qe = nullptr, *ne = nullptr;        // the same from the chunk's entry on, where that is something else
+  const float *q0 = nullptr, *n0 = nullptr;  // what q and n read of the entering state: qa, na or qe, ne
+  float *e = nullptr, *jump = nullptr;       // as in diag_cpu_chunk-inl.h; jump also in row 0, 1 where nothing jumps
+  float *st = nullptr, *st1 = nullptr;       // s e^{G_C - G}, key-major
+  float *N = nullptr, *P = nullptr;          // squares <n_i, s_j>, <scale q_i, s_j> with their decay
+  float *N1 = nullptr, *P1 = nullptr;        // for s1
+  float* mask = nullptr;                     // square e^{G_i - G_j}, j <= i; head gate
   float *decay = nullptr, *ep = nullptr, *rel = nullptr, *bias = nullptr;  // [pad_up(K)], rel twice
   float *eg = nullptr, *en = nullptr, *ec = nullptr;  // [token_ld] e^{G_i}, e^{level of n_i}, e^{G_C - G_i}; head gate
   float *hg = nullptr, *hy = nullptr;                 // [token_ld] g and raw g + bias per row
@@ -137,6 +138,7 @@ struct DeltaTiles {
   double* gsum = nullptr;                                              // [token_ld]
   std::int64_t* segment = nullptr;                                     // [BT + 1]
   std::int64_t segments = 0;
+  bool entry_jump = false;  // the first anchor is not the chunk's entry
 
   void carve(Arena& arena, const DeltaProblem& p_, std::int64_t BT, bool backward) {
     const std::int64_t kp = pad_up(p_.K), lt = token_ld(BT), rows = token_rows_padded(BT), tile = rows * kp;
@@ -210,14 +212,16 @@ inline HWY_NOINLINE void load_head_gate(const DeltaGate& gate, std::int64_t R, s
   }
 }
 
-// The same per channel, into tiles; bias: [pad_up(K)], loaded. hg: the head gate that comes on top, or nullptr.
+// The same per channel, into tiles, y only where there is an activation; bias: [pad_up(K)], loaded. hg: the head gate
+// that comes on top, or nullptr.
 inline HWY_NOINLINE void load_channel_gate(const DeltaGate& gate, std::int64_t R, std::int64_t t0, std::int64_t C,
                                            std::int64_t K, const float* bias, const float* hg, float* g, float* y) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), kp = pad_up(K);
-  load_token_rows(gate.gk, R, 0, t0, C, K, y, kp);
   const bool active = gate.kind != GateActivation::Kind::None && hg == nullptr;
-  if (!active && hg == nullptr && g == y) return;
+  if (!active) y = g;
+  load_token_rows(gate.gk, R, 0, t0, C, K, y, kp);
+  if (!active && hg == nullptr) return;
   for (std::int64_t i = 0; i < C; ++i) {
     const bool live = (t0 + i) % R == 0;
     for (std::int64_t c = 0; c < kp; c += lanes) {
@@ -348,6 +352,9 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
     }
   };
   t.segments = 0;
+  t.entry_jump = false;
+  t.q0 = t.qe;
+  t.n0 = t.ne;
 
   if constexpr (kGate != KeyGate::Channel) {
     transpose(t.s, kp, C, K, t.st, lt);
@@ -431,6 +438,11 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
       if (kGeneral) transpose(t.sa1 + start * kp, kp, end - start, K, t.st1 + start, lt);
       const std::int64_t lo = start + shift, hi = std::min(end + shift, C);
       scores(start, end, lo, hi);
+      if (entry && start == 0 && end == C) {
+        t.q0 = t.qa;
+        t.n0 = t.na;
+        return;
+      }
       to_entry(t.na, t.ne, lo, hi);
       if (want_q) to_entry(t.qa, t.qe, start, end);
     };
@@ -485,6 +497,7 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
       if (kGeneral) scale_columns_of(t.st1, lt, K, i, jump);
       start = i;
       entry = false;
+      t.entry_jump = t.entry_jump || i == 0;
     }
     close(C);
     t.segment[t.segments] = C;
@@ -514,9 +527,9 @@ HWY_NOINLINE void solve_panel(const DeltaTiles& t, std::int64_t BT, std::int64_t
                               const float* state, const float* v, float* x, std::int64_t ldx) {
   const std::int64_t kp = pad_up(K), lt = token_ld(BT);
   if constexpr (kKind == DeltaKind::General) {
-    gemm<false>(C, width, {t.ne, kp, state, kBV, K}, {t.N1, lt, v, ldx, 0}, Tri::Lower, {}, x, ldx);
+    gemm<false>(C, width, {t.n0, kp, state, kBV, K}, {t.N1, lt, v, ldx, 0}, Tri::Lower, {}, x, ldx);
   } else {
-    gemm<false>(C, width, {t.ne, kp, state, kBV, K}, {}, Tri::None, {x, ldx, nullptr}, x, ldx);
+    gemm<false>(C, width, {t.n0, kp, state, kBV, K}, {}, Tri::None, {x, ldx, nullptr}, x, ldx);
   }
   solve_lower(t.N, lt, C, x, ldx, width);
 }

@@ -129,7 +129,7 @@ HWY_NOINLINE void delta_forward_task(const DeltaProblem& p, const DeltaForwardPl
         const std::int64_t width = width_of(i), padded = pad_up(width);
         solve_panel<kKind>(w.chunk, BT, K, C, padded, state, vi, xi, ldv);
         if (want_o) {
-          const Operand read{w.chunk.qe, kp, state, kBV, K};
+          const Operand read{w.chunk.q0, kp, state, kBV, K};
           gemm<false>(C, padded, read, {w.chunk.P, lt, xi, ldv, 0}, Tri::Lower, {}, w.o, kBV);
           if (kKind == DeltaKind::General) {
             gemm<false>(C, padded, {}, {w.chunk.P1, lt, vi, ldv, 0}, Tri::Lower, {w.o, kBV, nullptr}, w.o, kBV);

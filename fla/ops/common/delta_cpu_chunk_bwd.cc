@@ -119,8 +119,8 @@ struct DeltaBackwardTiles {
   float* dx = nullptr;   // [pad_up(K), lt] D x_j
   float* dx1 = nullptr;  // [pad_up(K), lt] D v_j; General
   float *dq = nullptr, *dn = nullptr, *tau = nullptr, *tau1 = nullptr, *u = nullptr, *u1 = nullptr;  // [lt, pad_up(K)]
-  float* gates = nullptr;                                                                            // [BT, pad_up(K)]
-  float* row = nullptr;                                                                              // [4, pad_up(K)]
+  float* gates = nullptr;                                       // [BT, pad_up(K)]; Head
+  float* row = nullptr;                                         // [4, pad_up(K)]
   float* partial = nullptr;                                     // [K, kPad] rowsum_v(S_0 o D) by lanes
   float *delta = nullptr, *delta1 = nullptr, *dbeta = nullptr;  // [BT] <do_i, x_i>, <do_i, v_i>
   float* values = nullptr;                                      // [2, ldv]
@@ -156,7 +156,7 @@ struct DeltaBackwardTiles {
     if (general) {
       for (float** q : {&tau1, &u1}) *q = arena.floats(lt * kp);
     }
-    gates = arena.floats(kBackwardBT * kp);
+    if (delta_gate(p) == KeyGate::Head) gates = arena.floats(kBackwardBT * kp);
     row = arena.floats(4 * kp);
     partial = arena.floats(kp * kPad);
     for (float** q : {&delta, &delta1, &dbeta}) *q = arena.floats(kBackwardBT);
@@ -221,8 +221,7 @@ template <DeltaKind kKind, KeyGate kGate>
 HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64_t K, std::int64_t C,
                                 std::int64_t shift) {
   constexpr bool kGeneral = kKind == DeltaKind::General;
-  const hn::ScalableTag<float> d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), kp = pad_up(K), lt = token_ld(kBackwardBT);
+  const std::int64_t kp = pad_up(K), lt = token_ld(kBackwardBT);
   float* ep = w.row;
   std::fill(ep, ep + kp, 1.0F);
   // Rows [lo, hi) += a's lower triangle times the rows of s.
@@ -236,15 +235,15 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
     std::int64_t lo = first + shift, hi = std::min(last + shift, C);
     if constexpr (kGate == KeyGate::Channel) {
       const float* jump = t.jump + first * kp;
-      for (std::int64_t c = 0; c < kp; c += lanes) {
-        hn::StoreU(hn::Mul(hn::LoadU(d, jump + c), hn::LoadU(d, ep + c)), d, ep + c);
-      }
       if (g > 0) {
         scale_by_row(t.sa, kp, 0, first, jump);
         if (kGeneral) scale_by_row(t.sa1, kp, 0, first, jump);
       }
-      scale_by_row(w.dq, kp, first, last, ep);
-      scale_by_row(w.dn, kp, lo, hi, ep);
+      if (g > 0 || t.entry_jump) {
+        scale_by_row(ep, kp, 0, 1, jump);
+        scale_by_row(w.dq, kp, first, last, ep);
+        scale_by_row(w.dn, kp, lo, hi, ep);
+      }
     } else {
       lo = 0;
       hi = C;
@@ -307,7 +306,7 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
   }
   for (std::int64_t i = 0; o && i < b.panels; ++i) {
     const std::int64_t padded = pad_up(width_of(i)), at = i * kBV;
-    gemm<false>(C, padded, {t.qe, kp, states + i * panel_size, kBV, K}, {t.P, lt, x + at, ldv, 0}, Tri::Lower, {}, w.o,
+    gemm<false>(C, padded, {t.q0, kp, states + i * panel_size, kBV, K}, {t.P, lt, x + at, ldv, 0}, Tri::Lower, {}, w.o,
                 kBV);
     if (kGeneral) gemm<false>(C, padded, {}, {t.P1, lt, v + at, ldv, 0}, Tri::Lower, {w.o, kBV}, w.o, kBV);
     store_token_rows(w.o, kBV, o, R, R - 1, t0, C, at, width_of(i));
@@ -363,7 +362,7 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
       const std::int64_t padded = pad_up(width_of(m));
       float* D = D_all + m * panel_size;
       if (want_sum) add_products<kGate>(states + m * panel_size, D, K, padded, w.partial);
-      gemm<true>(K, padded, {t.qe, kp, w.do_ + m * kBV, ldv, C}, {t.ne, kp, w.y + m * kBV, ldv, C}, Tri::None,
+      gemm<true>(K, padded, {t.q0, kp, w.do_ + m * kBV, ldv, C}, {t.n0, kp, w.y + m * kBV, ldv, C}, Tri::None,
                  {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV);
     }
   }
@@ -379,6 +378,7 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
   float* move = w.row + kp;
   float* carry = w.row + 2 * kp;
   float* scratch = w.row + 3 * kp;
+  float* gates = kGate == KeyGate::Channel ? t.sa : w.gates;  // nobody reads sa any more
   const auto vscale = hn::Set(d, static_cast<float>(p.scale)), one = hn::Set(d, 1.0F);
   std::fill(carry, carry + kp, 0.0F);
   if (kGate == KeyGate::Channel) std::copy(t.e + (C - 1) * kp, t.e + C * kp, move);
@@ -425,7 +425,7 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
         // n counts from its own row on, or, where it reads before the decay, from the row before.
         const auto own = hn::Mul(n, gn);
         const auto sum = hn::Add(hn::LoadU(d, carry + c), shift != 0 ? change : hn::Add(change, own));
-        hn::StoreU(sum, d, w.gates + at + c);
+        hn::StoreU(sum, d, gates + at + c);
         hn::StoreU(shift != 0 ? hn::Add(sum, own) : sum, d, carry + c);
         hn::StoreU(source, d, w.tau + at + c);
       }
@@ -458,7 +458,7 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
       hn::StoreU(hn::Mul(hn::LoadU(d, t.decay), hn::LoadU(d, w.partial)), d, before);
     }
     for (std::int64_t i = 0; i < C; ++i) {
-      float* dg = w.gates + i * kp;
+      float* dg = gates + i * kp;
       for (std::int64_t c = 0; c < kp; c += lanes) {
         const auto x0 = hn::LoadU(d, before + c);
         hn::StoreU(hn::Add(x0, hn::LoadU(d, dg + c)), d, dg + c);
