@@ -22,6 +22,8 @@ Command add_bench(CLI::App& root) {
       "  fla bench chunk_gla --custom-shapes '{\"mine\": {\"T\": 300, \"H\": 4, \"K\": 96, \"V\": 128}}' --json");
   app->add_option("OP", o->ops, "operators, families or 'all'")->required();
   add_bench_options(app, o->bench);
+  app->add_flag("--once", o->bench.once,
+                "on a GPU: call each row once, in a range of its own (NVTX, domain fla), for a profiler; no times");
   add_plugin(app, o->plugin);
   add_json(app, o->json);
   const auto run = [o](const std::string& plugin) {

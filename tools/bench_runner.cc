@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "CLI/CLI.hpp"
 #include "fla/core/version.h"
@@ -275,6 +277,7 @@ class GpuBatch {
     for (auto& t : timers_) t = gpu::make_timer({});
   }
   void repeat(const Context& ctx, Timed& t, bool count) {
+    const gpu::Range range(range_name(t.row->op, t.row->mode, t.row->shape));
     Status s;
     std::array<double, kCalls> host{};
     for (std::size_t i = 0; i < kCalls && s; ++i) {
@@ -304,8 +307,23 @@ class GpuBatch {
   std::array<std::unique_ptr<cuda::Timer>, kCalls> timers_;
 };
 
-void measure_gpu(const Context& ctx, std::deque<Timed>& rows, Device device, Progress& progress,
+// Once more after a first call, which may still load kernels.
+void call_once(const Context& ctx, std::deque<Timed>& rows, Device device) {
+  for (Timed& t : rows) {
+    Status s = t.row->error.empty() ? t.prepared->run(ctx, t.with_backward) : Status();
+    if (s) s = gpu::synchronize(device.index);
+    if (s && t.row->error.empty()) {
+      const gpu::Range range(range_name(t.row->op, t.row->mode, t.row->shape));
+      s = t.prepared->run(ctx, t.with_backward);
+      if (s) s = gpu::synchronize(device.index);
+    }
+    if (!s) t.row->error = s.message();
+  }
+}
+
+void measure_gpu(const Context& ctx, std::deque<Timed>& rows, Device device, GpuWatch& watch, Progress& progress,
                  const std::string& where) {
+  const GpuWatch::During during(watch);
   GpuBatch batch(device.index);
   for (Timed& t : rows) batch.repeat(ctx, t, false);
   for (int round = 1;; ++round) {
@@ -406,6 +424,13 @@ bool served_by(const std::string& backend, const std::string& function) {
 
 }  // namespace
 
+std::string range_name(const std::string& op, const std::string& mode, const std::string& shape) {
+  std::string name = op + " " + mode + " " + shape;
+  for (char& c : name)
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '-' && c != ' ') c = '_';
+  return name;
+}
+
 std::vector<std::string> parse_modes(const std::string& text) {
   std::vector<std::string> modes;
   for (const auto& m : split(text, ',')) {
@@ -448,7 +473,7 @@ int BenchRun::exit_code() const {
 }
 
 void validate(const std::vector<const Entry*>& ops, const BenchOptions& o) {
-  device_of(o.call);
+  if (device_of(o.call).type == DeviceType::Cpu && o.once) refuse("--once: expected with --device cuda, got cpu");
   require_backend(Registry::global(), o.call.backend);
   if (!o.modes.empty()) parse_modes(o.modes);
   for (const NamedShape& s : bench_shapes(o.shapes, o.custom_shapes, o.varlen))
@@ -510,6 +535,12 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
     progress.show("bench: measuring the machine");
     run.roof = measure_roof(ctx.pool());
   }
+  std::optional<GpuWatch> watch;
+  if (o.once) run.clocks.missing = "nothing is timed";
+  if (device.type != DeviceType::Cpu && !o.once) {
+    check(gpu::synchronize(device.index));  // so that this process counts as one that computes there
+    watch.emplace(run.gpu.pci);
+  }
 
   const double most = 0.8 * static_cast<double>(run.machine.available_bytes);
   const double together = std::min(most / 2, 4.0 * 1024 * 1024 * 1024);
@@ -553,7 +584,10 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
     if (device.type == DeviceType::Cpu) {
       measure(ctx, timed, progress, where);
     } else {
-      measure_gpu(ctx, timed, device, progress, where);
+      if (o.once)
+        call_once(ctx, timed, device);
+      else
+        measure_gpu(ctx, timed, device, *watch, progress, where);
       for (const auto& p : prepared) {
         std::vector<std::string> faults;
         const Status s = p->placement->fetch(faults);
@@ -568,6 +602,7 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
     }
     begin = end;
   }
+  if (watch) run.clocks = watch->finish();
   run.after = machine();
   return run;
 }
@@ -588,7 +623,8 @@ Json machine_json(const BenchRun& b) {
                                     : Json{{"name", b.gpu.name},
                                            {"driver", b.gpu.driver},
                                            {"runtime", b.gpu.runtime},
-                                           {"peak_gbs", b.gpu.peak_gbytes}}},
+                                           {"peak_gbs", b.gpu.peak_gbytes},
+                                           {"clocks", to_json(b.clocks)}}},
           {"peak_gflops", b.roof.gflops},
           {"peak_gflops_thread", b.roof.gflops_thread},
           {"bandwidth_gbs", b.roof.memory_gbytes()},
@@ -653,8 +689,10 @@ void print_bench(const BenchRun& b) {
     print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu,
           b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
   else
-    print("{}, driver {}, runtime {}: {:.0f} GB/s at most; times are the device's, cache replaced before each call\n",
-          b.gpu.name, b.gpu.driver, b.gpu.runtime, b.gpu.peak_gbytes);
+    print(
+        "{}, driver {}, runtime {}: {:.0f} GB/s at most; times are the device's, cache replaced before each call\n"
+        "clocks: {}\n",
+        b.gpu.name, b.gpu.driver, b.gpu.runtime, b.gpu.peak_gbytes, b.clocks.text());
   print("fla {} ({}), {} {}, {} inputs\n", info.version, info.commit, info.compiler, info.build_type, b.dtype);
   std::string op;
   std::vector<std::vector<std::string>> rows;

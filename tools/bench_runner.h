@@ -9,6 +9,7 @@
 #include "fla/kernels/cuda/memory.h"
 #include "tools/command.h"
 #include "tools/common/cases.h"
+#include "tools/common/gpu_watch.h"
 #include "tools/common/machine.h"
 #include "tools/common/shapes.h"
 
@@ -20,6 +21,7 @@ struct BenchOptions {
   std::string modes;          // "fwd,fwdbwd"; empty: both where the operator has a backward
   std::string varlen;         // "even", "ragged" or boundaries
   CallOptions call;
+  bool once = false;  // on a GPU: each row is called once, for a profiler that watches, and has no time
 };
 void add_bench_options(CLI::App* app, BenchOptions& o);
 
@@ -47,6 +49,7 @@ struct BenchRun {
   int threads = 0;
   std::string dtype, device = "cpu";
   cuda::DeviceText gpu;  // where the device is one
+  GpuClocks clocks;
   std::vector<BenchRow> rows;
 
   int exit_code() const;
@@ -56,6 +59,9 @@ void validate(const std::vector<const Registry::Entry*>& ops, const BenchOptions
 BenchRun run_bench(const std::vector<const Registry::Entry*>& ops, const BenchOptions& o);
 
 inline constexpr std::uint64_t kBenchSeed = 42;
+
+// Of the range that a call is in on a profiler's time line: no character that its filters give a meaning.
+std::string range_name(const std::string& op, const std::string& mode, const std::string& shape);
 
 Json machine_json(const BenchRun& b);
 Json to_json(const BenchRun& b);

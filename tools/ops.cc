@@ -7,6 +7,7 @@
 #include "CLI/CLI.hpp"
 #include "fla/registry/registry.h"
 #include "tools/command.h"
+#include "tools/common/gpu_watch.h"
 #include "tools/function_list.h"
 #include "tools/loop/base_build.h"
 
@@ -279,6 +280,7 @@ int run(const Options& o) {
     env = environment_variables(r);
     env.push_back({kCacheVariable, "$XDG_CACHE_HOME/fla or ~/.cache/fla",
                    "where this program keeps the libraries that `fla verify --base` has built"});
+    env.push_back({kNvmlVariable, "libnvidia-ml.so.1", "the driver's library that tells a GPU's clocks and load"});
   }
   if (o.json) {
     Json out;

@@ -84,9 +84,13 @@ int run(const Options& o) {
   const auto ops = keep_served(select_operators(Registry::global(), {o.op}), o.plugin, o.bench.call.backend);
   validate(ops, o.bench);
   std::optional<BaseSetup> setup;
-  if (o.bench.call.device != "cpu" && (!o.base.empty() || o.profile || !o.plugin.path.empty()))
-    refuse("--device: expected cpu with --base, --profile or --plugin, which are for the CPU, got '{}'",
-           o.bench.call.device);
+  if (o.bench.call.device != "cpu" && !o.base.empty())
+    refuse(
+        "--base: expected with --device cpu, got '{}': two builds are timed in turns on the CPU alone; on a GPU run "
+        "`fla bench --json` of each build and look at their clocks before comparing",
+        o.bench.call.device);
+  if (o.bench.call.device != "cpu" && !o.plugin.path.empty())
+    refuse("--plugin: expected with --device cpu, got '{}'", o.bench.call.device);
   if (!o.base.empty() && !o.plugin.path.empty())
     refuse("--base: a plug-in has no earlier build to compare with; give --plugin or --base");
   if (!o.base.empty()) {
@@ -175,7 +179,8 @@ Command add_verify(CLI::App& root) {
                   "commit, branch or tag to compare with: built, then timed in turns with this build");
   app->add_option("--cache", o->cache,
                   "folder of built bases (default $FLA_CACHE_DIR, $XDG_CACHE_HOME/fla or ~/.cache/fla)");
-  app->add_flag("--profile", o->profile, "afterwards, readings of the first shape: counters, hot functions, roofline");
+  app->add_flag("--profile", o->profile,
+                "afterwards, readings of the first shape: counters, hot functions, roofline; on a GPU its kernels'");
   add_bench_options(app, o->bench);
   add_plugin(app, o->plugin);
   add_json(app, o->json);

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <string>
 
 #include "fla/core/status.h"
 #include "fla/kernels/cuda/memory.h"
@@ -15,5 +16,14 @@ std::unique_ptr<cuda::Timer> make_timer(Stream stream);
 Status synchronize(int device);
 Result<cuda::DeviceText> device_text(int index);
 Result<DeviceInfo> device_info(int index);
+
+// A range on a profiler's time line (NVTX, domain "fla") while it lives; nothing in a build without CUDA.
+class Range {
+ public:
+  explicit Range(const std::string& name);
+  ~Range();
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+};
 
 }  // namespace fla::tools::gpu

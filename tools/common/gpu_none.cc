@@ -10,5 +10,7 @@ std::unique_ptr<cuda::Timer> make_timer(Stream /*stream*/) { return nullptr; }
 Status synchronize(int /*device*/) { return none(); }
 Result<cuda::DeviceText> device_text(int /*index*/) { return none(); }
 Result<DeviceInfo> device_info(int /*index*/) { return none(); }
+Range::Range(const std::string& /*name*/) {}
+Range::~Range() = default;
 
 }  // namespace fla::tools::gpu

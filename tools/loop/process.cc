@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <fstream>
@@ -22,6 +23,7 @@ namespace fla::tools {
 namespace {
 
 volatile std::sig_atomic_t g_signal = 0;
+constexpr std::chrono::seconds kGrace{2};  // to end in, after SIGTERM
 
 struct Pipe {
   int read_end = -1, write_end = -1;
@@ -143,6 +145,9 @@ ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& 
   ChildResult r;
   std::size_t written = 0;
   bool told = false;
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point deadline =
+      o.timeout_s > 0 ? Clock::now() + std::chrono::seconds(o.timeout_s) : Clock::time_point::max();
   while (out.read_end >= 0 || err.read_end >= 0 || in.write_end >= 0) {
     if (written == o.input.size()) in.close_write();
     pollfd fds[] = {{out.read_end, POLLIN, 0}, {err.read_end, POLLIN, 0}, {in.write_end, POLLOUT, 0}};
@@ -150,6 +155,12 @@ ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& 
     if (g_signal != 0 && !told) {
       kill(-pid, SIGTERM);
       told = true;
+    }
+    if (Clock::now() >= deadline) {
+      kill(-pid, r.timed_out ? SIGKILL : SIGTERM);
+      if (r.timed_out) break;  // whoever still holds the pipes has left the group
+      r.timed_out = true;
+      deadline = Clock::now() + kGrace;
     }
     if (fds[0].revents != 0 && !drain(out.read_end, r.out)) out.close_read();
     if (fds[1].revents != 0 && !drain(err.read_end, r.err)) err.close_read();
@@ -160,6 +171,17 @@ ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& 
     }
   }
   int status = 0;
+  if (o.timeout_s > 0) {  // it may have closed its output and go on
+    siginfo_t ended{};
+    while (waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
+      if (g_signal != 0 || Clock::now() >= deadline) {
+        kill(-pid, SIGKILL);
+        r.timed_out = r.timed_out || g_signal == 0;
+        break;
+      }
+      usleep(20000);
+    }
+  }
   while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
     if (g_signal == 0 || told) continue;
     kill(-pid, SIGTERM);

@@ -40,9 +40,11 @@ struct ChildOptions {
   std::vector<std::string> unset;
   std::string input;         // its stdin; empty: nothing
   bool show_errors = false;  // its stderr is this process's instead of captured
+  int timeout_s = 0;         // then it and what it started are ended; 0: never. Not with `log`
 };
 struct ChildResult {
   int code = -1;  // exit status, or 128 + the signal that ended it
+  bool timed_out = false;
   std::string out, err;
   bool ok() const { return code == 0; }
 };

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
@@ -143,6 +144,11 @@ class Sampler {
   std::string missing_;
 };
 
+std::string this_program() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).string();
+}
+
 // Where this program lies in memory: the lowest address of its file.
 std::uintptr_t load_address(const std::string& program) {
   for (const std::string& line : split(read_text("/proc/self/maps"), '\n'))
@@ -164,8 +170,7 @@ std::string demangle(const std::string& symbol) {
 std::vector<HotFunction> hottest(std::string& missing, std::size_t& samples) {
   std::vector<HotFunction> list;
   samples = std::min(g_samples.load(), kMostSamples);
-  std::error_code error;
-  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error).string();
+  const std::string program = this_program();
   ChildResult nm;
   try {
     nm = run_child({"nm", "--defined-only", "--format=posix", program});
@@ -228,6 +233,67 @@ struct Work {
   }
 };
 
+Json custom_shape(const NamedShape& s) {
+  Json sizes = Json::object();
+  for (const auto& [name, n] : s.dims) sizes[name] = n;
+  if (!s.cu_seqlens.empty()) sizes["cu_seqlens"] = s.cu_seqlens;
+  return {{s.name, std::move(sizes)}};
+}
+
+// The largest share of a peak, over all kernels of the call, each as long as it took.
+double weighted(const std::vector<KernelReading>& kernels, double KernelReading::*share) {
+  double sum = 0.0, us = 0.0;
+  for (const KernelReading& k : kernels)
+    if (!std::isnan(k.*share)) {
+      sum += k.us * k.*share;
+      us += k.us;
+    }
+  return us > 0 ? sum / us : 0.0;
+}
+
+Profile profile_on_gpu(const Registry::Entry& e, const NamedShape& shape, const std::string& mode,
+                       const BenchOptions& o) {
+  Profile p;
+  p.op = e.spec.name;
+  p.shape = shape.name;
+  p.mode = mode;
+  p.device = o.call.device;
+  BenchOptions one = o;
+  one.shapes.clear();
+  one.varlen.clear();
+  one.custom_shapes = custom_shape(shape).dump();
+  one.modes = mode;
+  const BenchRun run = run_bench({&e}, one);
+  const BenchRow& row = run.rows.front();
+  p.clocks = run.clocks;
+  p.gpu = run.gpu.name;
+  p.backend = row.backend;
+  p.error = row.error;
+  p.peak_gbytes = run.gpu.peak_gbytes;
+  p.floor_ms = row.floor;
+  p.limit = "neither";
+  if (!row.ok()) {
+    p.kernels_missing = "the call failed: " + row.error;
+    return p;
+  }
+  p.median_ms = row.median;
+  p.gflops = row.flops / row.median * 1e-6;
+  p.gbytes = row.bytes / row.median * 1e-6;
+
+  std::vector<std::string> command = {this_program(),    "bench",    p.op,          "--custom-shapes",
+                                      one.custom_shapes, "--modes",  mode,          "--dtype",
+                                      o.call.dtype,      "--device", o.call.device, "--once"};
+  if (!o.call.backend.empty()) command.insert(command.end(), {"--backend", o.call.backend});
+  NcuReadings ncu = run_ncu(command, range_name(p.op, mode, shape.name));
+  p.kernels = std::move(ncu.kernels);
+  p.kernels_missing = ncu.missing;
+  const double memory = p.kernels.empty() ? (p.peak_gbytes > 0 ? p.gbytes / p.peak_gbytes : 0.0)
+                                          : weighted(p.kernels, &KernelReading::memory);
+  const double compute = weighted(p.kernels, &KernelReading::compute);
+  if (std::max(memory, compute) >= kAtRoof) p.limit = compute > memory ? "compute" : "memory";
+  return p;
+}
+
 Profile profile_one(const Registry::Entry& e, const NamedShape& shape, const std::string& mode, const BenchOptions& o) {
   Profile p;
   p.op = e.spec.name;
@@ -289,7 +355,27 @@ Profile profile_one(const Registry::Entry& e, const NamedShape& shape, const std
 
 }  // namespace
 
+namespace {
+
+std::string gpu_reading(const Profile& p) {
+  std::string s = fmt::format("{} {} {}: ", p.op, p.shape, p.mode);
+  if (!p.error.empty()) return s + "no time: " + p.error;
+  s += fmt::format("{:.4g} ms on {}, {:.1f} GFLOP/s, {:.1f} GB/s", p.median_ms, p.gpu, p.gflops, p.gbytes);
+  if (p.peak_gbytes > 0) s += fmt::format(" of {:.1f} ({:.0f} %)", p.peak_gbytes, 100 * p.gbytes / p.peak_gbytes);
+  if (p.kernels.empty()) return s + "; no readings of kernels (" + p.kernels_missing + ")";
+  const auto longest =
+      std::max_element(p.kernels.begin(), p.kernels.end(), [](const auto& a, const auto& b) { return a.us < b.us; });
+  double all = 0.0;
+  for (const KernelReading& k : p.kernels) all += k.us;
+  return s + fmt::format("; ncu: {} {}, {:.0f} % of the time in {}: {}", p.kernels.size(),
+                         p.kernels.size() == 1 ? "kernel" : "kernels", 100 * longest->us / all, longest->name,
+                         longest->text());
+}
+
+}  // namespace
+
 std::string Profile::reading() const {
+  if (device != "cpu") return gpu_reading(*this);
   std::string s = fmt::format(
       "{} {} {}: {:.4g} ms, {:.1f} of {:.1f} GFLOP/s ({:.0f} %), {:.1f} of {:.1f} GB/s ({:.0f} %)", op, shape, mode,
       median_ms, gflops, peak_gflops, 100 * gflops / peak_gflops, gbytes, peak_gbytes, 100 * gbytes / peak_gbytes);
@@ -311,37 +397,51 @@ std::vector<Profile> take_profiles(const std::vector<const Registry::Entry*>& op
   std::vector<Profile> list;
   for (const Registry::Entry* e : ops)
     for (const std::string& mode : parse_modes(o.modes.empty() ? "fwd,fwdbwd" : o.modes))
-      if (mode == "fwd" || !e->spec.backward.empty()) list.push_back(profile_one(*e, shapes.front(), mode, o));
+      if (mode == "fwd" || !e->spec.backward.empty())
+        list.push_back(o.call.device == "cpu" ? profile_one(*e, shapes.front(), mode, o)
+                                              : profile_on_gpu(*e, shapes.front(), mode, o));
   return list;
 }
 
 Json to_json(const Profile& p) {
-  Json counters = Json::object(), hot = Json::array();
-  for (const Counter& c : p.counters) counters[c.name] = c.per_call;
-  for (const HotFunction& h : p.hot) hot.push_back({{"function", h.name}, {"share", h.share}});
-  return {{"op", p.op},
-          {"shape", p.shape},
-          {"mode", p.mode},
-          {"backend", p.backend},
-          {"median_ms", p.median_ms},
-          {"counters", p.counters.empty() ? Json(nullptr) : counters},
-          {"counters_missing", p.counters_missing.empty() ? Json(nullptr) : Json(p.counters_missing)},
-          {"samples", p.samples},
-          {"hot", std::move(hot)},
-          {"sampler_missing", p.sampler_missing.empty() ? Json(nullptr) : Json(p.sampler_missing)},
-          {"gflops", p.gflops},
-          {"peak_gflops", p.peak_gflops},
-          {"gbytes", p.gbytes},
-          {"peak_gbytes", p.peak_gbytes},
-          {"floor_ms", p.floor_ms > 0 ? Json(p.floor_ms) : Json(nullptr)},
-          {"limit", p.limit},
-          {"reading", p.reading()}};
+  const auto text_or_null = [](const std::string& s) { return s.empty() ? Json(nullptr) : Json(s); };
+  const auto if_known = [](double x) { return x > 0 ? Json(x) : Json(nullptr); };
+  Json j = {{"op", p.op},         {"shape", p.shape},     {"mode", p.mode},
+            {"device", p.device}, {"backend", p.backend}, {"median_ms", if_known(p.median_ms)}};
+  if (p.device == "cpu") {
+    Json counters = Json::object(), hot = Json::array();
+    for (const Counter& c : p.counters) counters[c.name] = c.per_call;
+    for (const HotFunction& h : p.hot) hot.push_back({{"function", h.name}, {"share", h.share}});
+    j["counters"] = p.counters.empty() ? Json(nullptr) : counters;
+    j["counters_missing"] = text_or_null(p.counters_missing);
+    j["samples"] = p.samples;
+    j["hot"] = std::move(hot);
+    j["sampler_missing"] = text_or_null(p.sampler_missing);
+  } else {
+    j["gpu"] = p.gpu;
+    j["error"] = text_or_null(p.error);
+    j["kernels"] = Json::array();
+    for (const KernelReading& k : p.kernels) j["kernels"].push_back(to_json(k));
+    j["kernels_missing"] = text_or_null(p.kernels_missing);
+    j["clocks"] = to_json(p.clocks);
+  }
+  j["gflops"] = p.gflops;
+  j["peak_gflops"] = if_known(p.peak_gflops);
+  j["gbytes"] = p.gbytes;
+  j["peak_gbytes"] = if_known(p.peak_gbytes);
+  j["floor_ms"] = if_known(p.floor_ms);
+  j["limit"] = p.limit;
+  j["reading"] = p.reading();
+  return j;
 }
 
 void print_profile(const Profile& p) {
   print("\nprofile: {}\n  roofline: {} limits\n", p.reading(),
         p.limit == "neither" ? "neither compute nor memory bandwidth" : p.limit);
   for (const HotFunction& h : p.hot) print("  {:5.1f} %  {}\n", 100 * h.share, h.name);
+  for (const KernelReading& k : p.kernels)
+    print("  {:9.1f} us  {} grid {} block {}: {}\n", k.us, k.name, k.grid, k.block, k.text());
+  if (p.device != "cpu") print("  clocks: {}\n", p.clocks.text());
 }
 
 }  // namespace fla::tools

@@ -168,15 +168,17 @@ Result<DeviceText> device_text(int index) {
   if (!info) return info.status();
   cudaDeviceProp p{};
   int runtime = 0, driver = 0, count = 0, clock = 0, bits = 0;
+  char pci[32] = "";
   for (const cudaError_t e :
        {cudaGetDeviceProperties(&p, index), cudaRuntimeGetVersion(&runtime), cudaDriverGetVersion(&driver),
         cudaGetDeviceCount(&count), cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, index),
-        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index)}) {
+        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index),
+        cudaDeviceGetPCIBusId(pci, sizeof pci, index)}) {
     if (e != cudaSuccess) return launch_error("device", e);
   }
   const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-  return DeviceText{p.name, version(driver),  version(runtime),
-                    count,  p.totalGlobalMem, 2.0 * clock * 1e3 * bits / 8 * 1e-9};
+  return DeviceText{
+      p.name, version(driver), version(runtime), count, p.totalGlobalMem, 2.0 * clock * 1e3 * bits / 8 * 1e-9, pci};
 }
 
 }  // namespace fla::cuda

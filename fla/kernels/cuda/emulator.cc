@@ -815,7 +815,7 @@ Status synchronize(int /*device*/) { return {}; }
 Result<DeviceText> device_text(int index) {
   const Result<DeviceInfo> info = device_info(index);
   if (!info) return info.status();
-  return DeviceText{"emulator on the CPU", "none", "none", 1, 0, 0.0};
+  return DeviceText{"emulator on the CPU", "none", "none", 1, 0, 0.0, "emulated"};
 }
 
 }  // namespace fla::cuda

@@ -46,6 +46,7 @@ struct DeviceText {
   int devices = 0;
   std::size_t memory_bytes = 0;
   double peak_gbytes = 0.0;  // of its memory, a second; 0: not known
+  std::string pci;           // its address, "0000:1B:00.0"
 };
 Result<DeviceText> device_text(int index);
 
