@@ -1,13 +1,16 @@
-// fla_cuda_diag_bench: checks the diagonal-decay engine against the double reference on this GPU, then times it. Exit
-// status 1 if a check fails.
+// fla_cuda_diag_bench [NAME]: checks the diagonal-decay engine against the double reference on this GPU, then times it.
+// With NAME only times the forward of what has it in its name, as "simple_gla B1". Exit status 1 if a check fails.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <deque>
+#include <random>
 #include <string>
 #include <vector>
 
 #include "fla/kernels/cuda/toolbox.cuh"
+#include "fla/ops/linear_attn/linear_attn_cuda.h"
 #include "tests/cuda/diag_case.h"
 
 namespace fla::cuda {
@@ -92,6 +95,68 @@ int check(const DeviceInfo& d) {
   return failed;
 }
 
+// Normalised linear attention against plain loops.
+int check_normalised(const DeviceInfo& d) {
+  int failed = 0;
+  for (const DType type : {DType::BF16, DType::F16, DType::F32}) {
+    for (const std::int64_t D : {64, 100, 128, 256}) {
+      constexpr std::int64_t kT = 150, kH = 2;
+      const std::vector<std::int64_t> shape = {1, kT, kH, D};
+      std::mt19937 random(1);
+      std::uniform_real_distribution<double> uniform(0.0, 1.0);
+      std::deque<DeviceMemory> memory;
+      std::deque<std::vector<std::byte>> bytes;
+      const auto make = [&](TensorView& device) {
+        const std::size_t size = static_cast<std::size_t>(kT * kH * D) * size_of(type);
+        TensorView host(bytes.emplace_back(size).data(), type, shape);
+        for (std::int64_t t = 0; t < kT; ++t) {
+          for (std::int64_t h = 0; h < kH; ++h) {
+            for (std::int64_t c = 0; c < D; ++c) reference::store(host, uniform(random), 0, t, h, c);
+          }
+        }
+        memory.emplace_back(size).upload(host.data);
+        device = TensorView(memory.back().data(), type, shape);
+        return host;
+      };
+      LinearAttnArgs a;
+      const TensorView q = make(a.q), k = make(a.k), v = make(a.v), o = make(a.o);
+      const std::size_t n = normalised_workspace(a, d);
+      const DeviceMemory workspace(n);
+      const Status status = normalised(a, d, {}, {static_cast<std::byte*>(workspace.data()), n});
+      const Status end = wait_for_device();
+      memory.back().download(o.data);
+      double difference = 0, size = 0;
+      for (std::int64_t h = 0; h < kH; ++h) {
+        std::vector<double> state(static_cast<std::size_t>(D * D)), z(static_cast<std::size_t>(D));
+        for (std::int64_t t = 0; t < kT; ++t) {
+          std::vector<double> y(static_cast<std::size_t>(D));
+          double sum = 0;
+          for (std::int64_t i = 0; i < D; ++i) {
+            const double key = reference::load(k, 0, t, h, i), query = reference::load(q, 0, t, h, i);
+            sum += query * (z[static_cast<std::size_t>(i)] += key);
+            for (std::int64_t j = 0; j < D; ++j) {
+              double& s = state[static_cast<std::size_t>(i * D + j)];
+              s += key * reference::load(v, 0, t, h, j);
+              y[static_cast<std::size_t>(j)] += query * s;
+            }
+          }
+          for (std::int64_t j = 0; j < D; ++j) {
+            const double want = y[static_cast<std::size_t>(j)] / sum, got = reference::load(o, 0, t, h, j);
+            difference += (got - want) * (got - want);
+            size += want * want;
+          }
+        }
+      }
+      const double r = std::sqrt(difference / size);
+      const bool good = status.ok() && end.ok() && r < (type == DType::F32 ? 3e-6 : 5e-3);
+      failed += good ? 0 : 1;
+      std::printf("%s normalised   %s K %3d V %3d R %.2e\n", good ? "ok  " : "FAIL", name_of(type), static_cast<int>(D),
+                  static_cast<int>(D), r);
+    }
+  }
+  return failed;
+}
+
 FLA_KERNEL(256, 1)
 fill_kernel(void* p, DType type, std::int64_t n, float least, float most, unsigned seed) {
   for (std::int64_t i = std::int64_t{block_x()} * 256 + thread_id(); i < n; i += std::int64_t{grid_x()} * 256) {
@@ -158,8 +223,11 @@ float milliseconds(F&& run) {
   return ms[kRuns / 2];
 }
 
-void time_shape(const DeviceInfo& d, Gate gate, const char* op, std::int64_t B, std::int64_t T, std::int64_t H,
-                std::int64_t D) {
+void time_shape(const DeviceInfo& d, const std::string& only, Gate gate, const char* op, std::int64_t B, std::int64_t T,
+                std::int64_t H, std::int64_t D) {
+  const std::string shape = std::string(op) + " B" + std::to_string(B) + "_T" + std::to_string(T) + "_H" +
+                            std::to_string(H) + "_D" + std::to_string(D);
+  if (shape.find(only) == std::string::npos) return;
   Buffers m;
   DiagProblem p;
   p.B = p.N = B;
@@ -175,8 +243,6 @@ void time_shape(const DeviceInfo& d, Gate gate, const char* op, std::int64_t B, 
     p.gk = m.make(DType::BF16, {B, T, H, D}, -0.2F, 0);
     bytes *= 1.25;
   }
-  const std::string shape = std::string(op) + " B" + std::to_string(B) + "_T" + std::to_string(T) + "_H" +
-                            std::to_string(H) + "_D" + std::to_string(D);
   float forward = 0;
   bool own = true;
   for (const DiagPlan& plan : plans(p, d, {1})) {
@@ -189,6 +255,7 @@ void time_shape(const DeviceInfo& d, Gate gate, const char* op, std::int64_t B, 
     std::fflush(stdout);
     own = false;
   }
+  if (!only.empty()) return;
 
   DiagProblem b = p;
   b.o = {};
@@ -201,6 +268,25 @@ void time_shape(const DeviceInfo& d, Gate gate, const char* op, std::int64_t B, 
   const float backward = milliseconds([&] { return diag_backward(b, d, {}, ws); });
   std::printf("%-28s bwd %.3f ms, fwd+bwd %.3f ms, workspace %.0f MB, %s\n", shape.c_str(), backward,
               forward + backward, static_cast<double>(n) * 1e-6, diag_backward_plan(b, d).text().c_str());
+  std::fflush(stdout);
+}
+
+void time_normalised(const DeviceInfo& d, const std::string& only, std::int64_t B, std::int64_t T, std::int64_t H,
+                     std::int64_t D) {
+  const std::string shape = "normalised B" + std::to_string(B) + "_T" + std::to_string(T) + "_H" + std::to_string(H) +
+                            "_D" + std::to_string(D);
+  if (shape.find(only) == std::string::npos) return;
+  Buffers m;
+  LinearAttnArgs a;
+  // Positive q and k, or the denominator has no reason to stay away from 0.
+  for (TensorView* x : {&a.q, &a.k}) *x = m.make(DType::BF16, {B, T, H, D}, 0, 1);
+  a.v = m.make(DType::BF16, {B, T, H, D}, -1, 1);
+  a.o = m.make(DType::BF16, {B, T, H, D}, 0, 0);
+  a.scale = 1.0 / std::sqrt(static_cast<double>(D));
+  const std::size_t n = normalised_workspace(a, d);
+  const std::span<std::byte> ws(static_cast<std::byte*>(m.bytes(n)), n);
+  const float ms = milliseconds([&] { return normalised(a, d, {}, ws); });
+  std::printf("%-28s fwd %.3f ms\n", shape.c_str(), ms);
   std::fflush(stdout);
 }
 
@@ -227,7 +313,7 @@ void time_decode(const DeviceInfo& d, Gate gate, const char* op, std::int64_t B,
 }  // namespace
 }  // namespace fla::cuda
 
-int main() {
+int main(int argc, char** argv) {
   using namespace fla;
   using namespace fla::cuda;
   const auto d = device_info(0);
@@ -236,18 +322,25 @@ int main() {
     return 77;
   }
   std::printf("sm_%d, %d multiprocessors\n", d->sm, d->sm_count);
-  const int failed = check(*d);
+  const std::string only = argc > 1 ? argv[1] : "";
+  const int failed = only.empty() ? check(*d) + check_normalised(*d) : 0;
   const struct {
     Gate gate;
     const char* op;
   } ops[] = {{Gate::None, "linear"}, {Gate::Head, "simple_gla"}, {Gate::Channel, "gla"}};
   for (const auto& [gate, op] : ops) {
-    time_shape(*d, gate, op, 1, 8192, 96, 128);
-    time_shape(*d, gate, op, 2, 16384, 16, 128);
-    time_shape(*d, gate, op, 4, 4096, 64, 128);
-    time_shape(*d, gate, op, 4, 2048, 16, 128);
-    time_shape(*d, gate, op, 8, 1024, 8, 64);
+    time_shape(*d, only, gate, op, 1, 8192, 96, 128);
+    time_shape(*d, only, gate, op, 2, 16384, 16, 128);
+    time_shape(*d, only, gate, op, 4, 4096, 64, 128);
+    time_shape(*d, only, gate, op, 4, 2048, 16, 128);
+    time_shape(*d, only, gate, op, 8, 1024, 8, 64);
   }
+  time_normalised(*d, only, 1, 8192, 96, 128);
+  time_normalised(*d, only, 2, 16384, 16, 128);
+  time_normalised(*d, only, 4, 4096, 64, 128);
+  time_normalised(*d, only, 4, 2048, 16, 128);
+  time_normalised(*d, only, 8, 1024, 8, 64);
+  if (!only.empty()) return 0;
   for (const DType state : {DType::F32, DType::BF16}) {
     for (const auto& [gate, op] : {ops[1], ops[2]}) {
       time_decode(*d, gate, op, 16, 32, state);

@@ -214,17 +214,17 @@ TEST(CudaDiag, Plan) {
   };
   using Choice = std::array<int, 4>;
   EXPECT_EQ(choice(Gate::None, 1, 8192, 96, 128), (Choice{128, 64, 8, 1}));
-  EXPECT_EQ(choice(Gate::None, 2, 16384, 16, 128), (Choice{128, 32, 4, 8}));
+  EXPECT_EQ(choice(Gate::None, 2, 16384, 16, 128), (Choice{128, 64, 8, 4}));
   EXPECT_EQ(choice(Gate::None, 4, 2048, 16, 128), (Choice{64, 64, 4, 1}));
-  EXPECT_EQ(choice(Gate::None, 4, 4096, 64, 128), (Choice{128, 32, 4, 1}));
+  EXPECT_EQ(choice(Gate::None, 4, 4096, 64, 128), (Choice{128, 64, 8, 1}));
   EXPECT_EQ(choice(Gate::None, 8, 2048, 32, 256), (Choice{64, 32, 4, 1}));
-  EXPECT_EQ(choice(Gate::None, 8, 1024, 8, 64), (Choice{64, 64, 4, 4}));
+  EXPECT_EQ(choice(Gate::None, 8, 1024, 8, 64), (Choice{64, 64, 4, 1}));
   EXPECT_EQ(choice(Gate::Channel, 1, 8192, 96, 128), (Choice{128, 32, 8, 1}));
-  EXPECT_EQ(choice(Gate::Channel, 2, 16384, 16, 128), (Choice{128, 32, 4, 8}));
+  EXPECT_EQ(choice(Gate::Channel, 2, 16384, 16, 128), (Choice{128, 32, 8, 4}));
   EXPECT_EQ(choice(Gate::Channel, 4, 2048, 16, 128), (Choice{64, 32, 4, 1}));
-  EXPECT_EQ(choice(Gate::Channel, 4, 4096, 64, 128), (Choice{128, 32, 4, 1}));  // not measured, 1.315 ms is the next
+  EXPECT_EQ(choice(Gate::Channel, 4, 4096, 64, 128), (Choice{128, 32, 8, 1}));
   EXPECT_EQ(choice(Gate::Channel, 8, 2048, 32, 256), (Choice{64, 16, 4, 1}));
-  EXPECT_EQ(choice(Gate::Channel, 8, 1024, 8, 64), (Choice{64, 32, 4, 4}));
+  EXPECT_EQ(choice(Gate::Channel, 8, 1024, 8, 64), (Choice{32, 32, 2, 1}));
 }
 
 // Many multiprocessors: V in blocks, sequences in segments.

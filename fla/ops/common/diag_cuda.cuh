@@ -108,6 +108,16 @@ FLA_DEVICE float base2_gate(float x) {
   return x > kLeastGate ? x : kLeastGate;
 }
 
+// A gate as it lies in memory, so that nothing waits for it before it is needed.
+FLA_DEVICE std::uint32_t load_bits(const void* p, DType type, std::int64_t i) {
+  return type == DType::F32 ? static_cast<const std::uint32_t*>(p)[i] : static_cast<const std::uint16_t*>(p)[i];
+}
+FLA_DEVICE float from_bits(DType type, std::uint32_t x) {
+  if (type == DType::F32) return bits_to_float(x);
+  const auto half = static_cast<std::uint16_t>(x);
+  return type == DType::BF16 ? to_f32(bf16{half}) : to_f32(f16{half});
+}
+
 // The gate of a head that no token changes.
 FLA_DEVICE float head_gate(const DiagParams& p, std::int64_t h) {
   switch (p.head) {
@@ -161,15 +171,16 @@ FLA_DEVICE void store_state(const DiagParams& p, const DiagTask& a, int i, int j
 }
 
 // A tile of an operand of elements T; row r is token t + r - shift. Rows past the segment and before the sequence, and
-// all rows of an absent operand, are zeros.
+// all rows of an absent operand, are zeros. By `count` threads, of which this one is `id`.
 template <int ROWS, int COLS, typename T>
 FLA_DEVICE void load_tokens(const DiagParams& p, const DiagTask& a, const View& x, bool vector, std::int64_t t,
-                            int shift, int c0, int cols, Shared<T> dst, int ld) {
+                            int shift, int c0, int cols, Shared<T> dst, int ld, int id = thread_id(),
+                            int count = block_threads()) {
   const std::int64_t left = a.to - t, first = t - shift;
   const int rows = left < ROWS ? static_cast<int>(left) : ROWS;
   if (first < 0 || !x.present()) {
     const std::int64_t lead = -first;
-    for (int i = thread_id(); i < ROWS * COLS; i += block_threads()) {
+    for (int i = id; i < ROWS * COLS; i += count) {
       const int r = i / COLS, c = i % COLS;
       const bool inside = x.present() && r >= lead && r < rows && c < cols;
       dst.store(r * ld + c, inside ? *x.at<const T>(a.row, a.token(p, first + r), a.h, c0 + c) : from_f32<T>(0.0F));
@@ -179,10 +190,23 @@ FLA_DEVICE void load_tokens(const DiagParams& p, const DiagTask& a, const View& 
   const std::int64_t step = p.reverse ? -x.stride[1] : x.stride[1];
   const T* src = x.at<const T>(a.row, a.token(p, first), a.h, c0);
   if (vector) {
-    copy_tile<true, ROWS, COLS>(dst, ld, src, step, 1, rows, cols, thread_id(), block_threads());
+    copy_tile<true, ROWS, COLS>(dst, ld, src, step, 1, rows, cols, id, count);
   } else {
-    copy_tile<false, ROWS, COLS>(dst, ld, src, step, x.stride[3], rows, cols, thread_id(), block_threads());
+    copy_tile<false, ROWS, COLS>(dst, ld, src, step, x.stride[3], rows, cols, id, count);
   }
+}
+
+// The same for a tile whose rows all exist, in pieces of 16 bytes.
+template <int ROWS, int COLS, int COUNT, typename T>
+FLA_DEVICE void copy_rows(const DiagParams& p, const DiagTask& a, const View& x, std::int64_t t, int c0, Shared<T> dst,
+                          int ld, int id) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(T)), kPieces = COLS / kPiece, kEach = COUNT / kPieces;
+  static_assert(COUNT % kPieces == 0 && ROWS % kEach == 0);
+  const int r = id / kPieces, c = id % kPieces * kPiece;
+  const std::int64_t step = p.reverse ? -x.stride[1] : x.stride[1];
+  const T* src = x.at<const T>(a.row, a.token(p, t), a.h, c0) + (r * step + c);
+  FLA_UNROLL
+  for (int i = 0; i < ROWS; i += kEach, src += kEach * step) cp_async<16>(dst + ((r + i) * ld + c), src, 16);
 }
 
 // ---- gates per channel: a tile holds them as they come (16-byte rows) or as F32, with a row pitch of LD floats
@@ -209,15 +233,15 @@ FLA_DEVICE Vec<float, 2> gate_pair(const DiagParams& p, DType type, Shared<float
 }
 template <int ROWS, int COLS, int LD>
 FLA_DEVICE void load_gates(const DiagParams& p, const DiagTask& a, const Operand& g, std::int64_t t, int c0, int cols,
-                           Shared<float> dst) {
+                           Shared<float> dst, int id = thread_id(), int count = block_threads()) {
   const int shift = p.shift ? 1 : 0;
   if (p.vector_gate && g.type == DType::F32) {
-    load_tokens<ROWS, COLS>(p, a, g.at, true, t, shift, c0, cols, dst, LD);
+    load_tokens<ROWS, COLS>(p, a, g.at, true, t, shift, c0, cols, dst, LD, id, count);
   } else if (p.vector_gate) {
-    load_tokens<ROWS, COLS>(p, a, g.at, true, t, shift, c0, cols, dst.template as<bf16>(), 2 * LD);
+    load_tokens<ROWS, COLS>(p, a, g.at, true, t, shift, c0, cols, dst.template as<bf16>(), 2 * LD, id, count);
   } else {
     const auto& s = g.at.stride;
-    for (int i = thread_id(); i < ROWS * COLS; i += block_threads()) {
+    for (int i = id; i < ROWS * COLS; i += count) {
       const int r = i / COLS, c = i % COLS;
       const bool inside = t + r < a.to && t + r >= shift && c < cols;
       dst.store(r * LD + c,
@@ -343,19 +367,18 @@ FLA_DEVICE void store_warp_state(const DiagParams& p, const DiagTask& a, int row
 FLA_DEVICE std::int64_t boundary_slot(const DiagParams& p, const DiagTask& a, std::int64_t b) {
   return (first_boundary(p, a.n, a.begin) + b) * p.H + a.h;
 }
-// The kept fragments of this warp at a slot.
+// The kept fragments of this warp at a slot; columns of a block.
 template <int KP, int WM>
-FLA_DEVICE float* kept_fragments(const DiagParams& p, const DiagTask& a, std::int64_t slot, int row) {
-  const int warps = block_threads() / 32, columns = 16 * WM * warps;
+FLA_DEVICE float* kept_fragments(const DiagParams& p, const DiagTask& a, std::int64_t slot, int columns, int row) {
   const std::int64_t state = std::int64_t{p.v_blocks} * columns * KP;
   return static_cast<float*>(p.kept) + slot * state + std::int64_t{a.v0 + row} * KP + 4 * lane_id();
 }
 // After the tile that ends before token `t`, and before the first one.
 template <int KP, int WM>
-FLA_DEVICE void keep_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int row,
+FLA_DEVICE void keep_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int columns, int row,
                                  const FragC (&S)[WM][KP / 8]) {
   if (p.boundary != Boundary::Keep || p.pass == DiagPass::Local || (t % p.align != 0 && t < a.length)) return;
-  float* to = kept_fragments<KP, WM>(p, a, boundary_slot(p, a, (t + p.align - 1) / p.align), row);
+  float* to = kept_fragments<KP, WM>(p, a, boundary_slot(p, a, (t + p.align - 1) / p.align), columns, row);
   FLA_UNROLL
   for (int m = 0; m < WM; ++m) {
     FLA_UNROLL
@@ -367,12 +390,12 @@ FLA_DEVICE void keep_at_boundary(const DiagParams& p, const DiagTask& a, std::in
 }
 // Before the tile that starts with token `t` of a run of the opposite direction, and after the last one.
 template <int KP, int WM>
-FLA_DEVICE void sum_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int row,
+FLA_DEVICE void sum_at_boundary(const DiagParams& p, const DiagTask& a, std::int64_t t, int columns, int row,
                                 const FragC (&S)[WM][KP / 8]) {
   const std::int64_t left = a.length - t;
   if (p.boundary != Boundary::Sum || p.pass == DiagPass::Local || left % p.align != 0) return;
   const std::int64_t slot = boundary_slot(p, a, left / p.align);
-  const float* from = kept_fragments<KP, WM>(p, a, slot, row);
+  const float* from = kept_fragments<KP, WM>(p, a, slot, columns, row);
   FLA_UNROLL
   for (int m = 0; m < WM; ++m) {
     float sum[2] = {};
@@ -419,6 +442,118 @@ FLA_DEVICE void store_output(const DiagParams& p, const DiagTask& a, std::int64_
     } else {
       if (j < p.V) to[j * p.o.at.stride[3]] = pair.x[0];
       if (j + 1 < p.V) to[(j + 1) * p.o.at.stride[3]] = pair.x[1];
+    }
+  }
+}
+
+// What a block's loops need now and then. It stays in shared memory, as the loops have no register to spare.
+struct alignas(128) KeptTask {
+  DiagTask task;
+  char* o = nullptr;      // the block's first token and value
+  std::int64_t step = 0;  // bytes between tokens
+  int from = 0, to = 0;   // of the pieces that have all their tokens, where all values can be written
+
+  // Where it lies behind `bytes` of shared memory.
+  static constexpr int offset(int bytes) { return (bytes + 127) / 128 * 128; }
+  // For pieces of so many tokens and so many values of a block.
+  FLA_DEVICE static KeptTask of(const DiagParams& p, const DiagTask& a, int tokens, int values) {
+    KeptTask k;
+    k.task = a;
+    if (!p.o.present() || !p.vector_o || a.v0 + values > p.V || a.from >= a.to) return k;
+    k.from = a.from < 0 ? static_cast<int>((tokens - 1 - a.from) / tokens) : 0;
+    k.to = static_cast<int>((a.to - a.from) / tokens);
+    const int size = p.o.type == DType::F32 ? 4 : 2;
+    const auto& s = p.o.at.stride;
+    k.step = (p.reverse ? -s[1] : s[1]) * size;
+    k.o = static_cast<char*>(p.o.at.data) + (a.row * s[0] + a.token(p, a.from) * s[1] + a.h * s[2] + a.v0) * size;
+    return k;
+  }
+};
+
+// Writes o, 16 R tokens x 16 WM values from the block's value `row` on at a time.
+template <typename T, int R, int WM>
+struct OutputRows {
+  const DiagParams& p;
+  Shared<KeptTask> kept;
+  int row;
+
+  // The piece-th 16 R tokens of the block's.
+  FLA_DEVICE void store(int piece, const FragC (&o)[R][2 * WM]) const {
+    const KeptTask k = kept.load(0);
+    if (piece < k.from || piece >= k.to) {
+      store_one_by_one(piece, o);
+      return;
+    }
+    const int lane = lane_id(), size = p.o.type == DType::F32 ? 4 : 2;
+    // Two lanes exchange words of 16 bits, so that each has four values beside each other.
+    const int j = row + (p.o.type == DType::F32 ? frag_col(0) : lane % 2 * 8 + lane % 4 / 2 * 4);
+    const std::int64_t step = k.step;
+    char* at = k.o + (std::int64_t{piece} * (16 * R) + lane / 4) * step + j * size;
+    if (p.o.type == DType::F32) {
+      FLA_UNROLL
+      for (int r = 0; r < 2 * R; ++r, at += 8 * step) {
+        FLA_UNROLL
+        for (int n = 0; n < 2 * WM; ++n) {
+          const FragC& c = o[r / 2][n];
+          store_global<2>(reinterpret_cast<float*>(at) + 8 * n, Vec<float, 2>{{c.x[r % 2 * 2], c.x[r % 2 * 2 + 1]}});
+        }
+      }
+      return;
+    }
+    const bool odd = lane_id() % 2 != 0;
+    FLA_UNROLL
+    for (int r = 0; r < 2 * R; ++r, at += 8 * step) {
+      FLA_UNROLL
+      for (int m = 0; m < WM; ++m) {
+        const FragC &l = o[r / 2][2 * m], &h = o[r / 2][2 * m + 1];
+        const int e = r % 2 * 2;
+        const std::uint32_t low = pack2<T>(l.x[e], l.x[e + 1]), high = pack2<T>(h.x[e], h.x[e + 1]);
+        const std::uint32_t other = shuffle_xor(odd ? low : high, 1);
+        store_global<2>(reinterpret_cast<std::uint32_t*>(at) + 8 * m,
+                        Vec<std::uint32_t, 2>{{odd ? other : low, odd ? high : other}});
+      }
+    }
+  }
+
+  FLA_DEVICE void store_one_by_one(int piece, const FragC (&o)[R][2 * WM]) const {
+    const DiagTask a = kept.load(0).task;
+    const std::int64_t t = a.from + std::int64_t{piece} * (16 * R);
+    const int j0 = a.v0 + row;
+    const auto& s = p.o.at.stride;
+    FLA_UNROLL
+    for (int r = 0; r < 2 * R; ++r) {
+      const std::int64_t at = t + 8 * r + lane_id() / 4;
+      if (at < 0 || at >= a.to) continue;
+      const std::int64_t token = a.row * s[0] + a.token(p, at) * s[1] + a.h * s[2];
+      FLA_UNROLL
+      for (int n = 0; n < 4 * WM; ++n) {
+        const int j = j0 + 8 * (n / 2) + frag_col(n % 2);
+        const float x = o[r / 2][n / 2].x[r % 2 * 2 + n % 2];
+        if (j >= p.V) continue;
+        if (p.o.type == DType::F32) {
+          static_cast<float*>(p.o.at.data)[token + j * s[3]] = x;
+        } else {
+          static_cast<T*>(p.o.at.data)[token + j * s[3]] = from_f32<T>(x);
+        }
+      }
+    }
+  }
+};
+
+// N tiles of 8 rows of k, as columns of a product over WIDTH channels.
+template <typename T, int N, int WIDTH>
+FLA_DEVICE void load_key_rows(FragB<T> (&b)[WIDTH / 16][N], Shared<T> k, int ld) {
+  if constexpr (N == 1) {
+    static_assert(WIDTH == 32);
+    std::uint32_t r[4];
+    ldmatrix_x4<false>(r, k + (lane_id() % 8 * ld + lane_id() / 8 * 8));
+    b[0][0] = {{r[0], r[1]}};
+    b[1][0] = {{r[2], r[3]}};
+  } else {
+    FLA_UNROLL
+    for (int kk = 0; kk < WIDTH / 16; ++kk) {
+      FLA_UNROLL
+      for (int n = 0; n < N; n += 2) load_b(b[kk][n], b[kk][n + 1], k + (8 * n * ld + 16 * kk), ld);
     }
   }
 }
@@ -483,7 +618,8 @@ bool diag_one_half_type(std::initializer_list<const TensorView*> operands,
                         std::initializer_list<const TensorView*> results);
 DiagPlan diag_step_plan(const DiagProblem& p);
 DiagPlan diag_token_plan(const DiagProblem& p);  // Step or Decode
-DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d);
+// boundaries: of runs that keep or sum states at boundaries.
+DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries);
 DiagParams diag_parameters(const DiagProblem& p, const DiagPlan& plan);
 // One pass over the problem, with segments three; workspace as diag_run_bytes.
 std::size_t diag_run_bytes(const DiagProblem& p, const DiagPlan& f);

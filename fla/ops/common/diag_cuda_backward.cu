@@ -253,7 +253,7 @@ std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d) {
 DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
   const bool chunks = p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
   const DiagProblem values = query_role(p), keys = value_role(p);
-  if (chunks) return {diag_chunk_plan(keys, d), diag_chunk_plan(values, d)};
+  if (chunks) return {diag_chunk_plan(keys, d, false), diag_chunk_plan(values, d, wants_gates(p))};
   return {diag_step_plan(keys), diag_step_plan(values)};
 }
 

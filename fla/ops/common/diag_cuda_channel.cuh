@@ -1,10 +1,11 @@
 // Tiles of BT tokens in blocks of 16, one gate per key channel. Within a block of 16, L is the running sum of the gates
 // and L_15 its last; the products that the tensor cores see are rounded to T after scaling:
 //   q' = q 2^L    k' = k 2^(L_15 - L)    k'' = k 2^-L
-//   P = tril(scale q' k''^T)    o^T = scale S^T q'^T + v^T P^T    S^T = 2^L_15 o S^T + v^T k'
+//   P = tril(scale q' k''^T)    o = scale q' S + P v    S^T = 2^L_15 o S^T + v^T k'
 // k'' is the one place with a positive exponent. A block where some channel decays so far, or some key is so large,
-// that k'' leaves the range of T computes P from exponents of differences instead, one by one. Two barriers a tile:
-// tiles arrived, scaled tiles complete. Each warp then walks the blocks alone.
+// that k'' leaves the range of T computes P from exponents of differences instead, one by one. While NW warps walk the
+// blocks of a tile, each with its own value columns, the others copy the tile after next, and scale the next one and
+// form its P, for all of them. One barrier a tile.
 #pragma once
 
 #include "fla/ops/common/diag_cuda.cuh"
@@ -13,14 +14,18 @@ namespace fla::cuda {
 
 template <int KP, int BT, int NW, int WM>
 struct ChannelTiles {
-  static constexpr int kThreads = 32 * NW, kValue = 16 * NW * WM, kBlocks = BT / 16;
-  static constexpr int kLdK = KP + 8, kLdV = kValue + 8, kLdG = KP + 4;
-  static constexpr int kQ = 0, kKey = kQ + BT * kLdK * 2, kV = kKey + BT * kLdK * 2, kG = kV + BT * kLdV * 2,
-                       kStage = kG + BT * kLdG * 4;
-  static constexpr int kUnits = kBlocks * KP / 2;  // pairs of channels of a block
-  static constexpr int kScaledQ = 2 * kStage, kScaledK = kScaledQ + BT * kLdK * 2, kRaisedK = kScaledK + BT * kLdK * 2,
-                       kSum = kRaisedK + BT * kLdK * 2, kDecay = kSum + kBlocks * KP * 4,
-                       kBad = kDecay + kBlocks * KP * 4, kBytes = kBad + kUnits / 32 * 4;
+  static constexpr int kValue = 16 * NW * WM, kBlocks = BT / 16;
+  // A thread of the scaling warps has a pair of channels of a block.
+  static constexpr int kScalers = kBlocks * KP / 2, kThreads = 32 * NW + kScalers;
+  static constexpr int kLdK = KP + 8, kLdV = kValue + 8, kLdG = KP + 4, kLdP = 24;
+  // Two tiles as they come, three of v, two scaled.
+  static constexpr int kQ = 0, kKey = kQ + BT * kLdK * 2, kG = kKey + BT * kLdK * 2, kRaw = kG + BT * kLdG * 4;
+  static constexpr int kV = 2 * kRaw, kVTile = BT * kLdV * 2;
+  static constexpr int kScaledQ = 0, kScaledK = kScaledQ + BT * kLdK * 2, kP = kScaledK + BT * kLdK * 2,
+                       kDecay = kP + BT * kLdP * 2, kScaledTile = kDecay + kBlocks * KP * 4;
+  static constexpr int kScaled = kV + 3 * kVTile, kRaisedK = kScaled + 2 * kScaledTile,
+                       kTask = KeptTask::offset(kRaisedK + BT * kLdK * 2),
+                       kBad = kTask + static_cast<int>(sizeof(KeptTask)), kBytes = kBad + kScalers / 32 * 4;
 };
 
 // P of a block by differences: for each query, keys from the diagonal downwards.
@@ -59,162 +64,277 @@ FLA_DEVICE void exact_products(const DiagParams& p, Shared<T> q, Shared<T> k, Sh
   }
 }
 
-template <typename T, int KP, int BT, int NW, int WM, int BLOCKS>
-FLA_KERNEL(32 * NW, BLOCKS)
-diag_channel_kernel(const DiagParams p) {
+template <typename T, int KP, int BT, int NW, int WM>
+struct ChannelBlock {
   using Tiles = ChannelTiles<KP, BT, NW, WM>;
-  constexpr int kLdK = Tiles::kLdK, kLdV = Tiles::kLdV, kLdG = Tiles::kLdG;
-  const DiagTask a = diag_task(p, BT, Tiles::kValue);
-  if (p.pass == DiagPass::Local && a.s == p.segments - 1) return;
-  const bool want_o = p.pass != DiagPass::Local && p.o.present();
-  const int row = 16 * WM * warp_id();  // of the block's value columns
+  static constexpr int kLdK = Tiles::kLdK, kLdV = Tiles::kLdV, kLdG = Tiles::kLdG, kLdP = Tiles::kLdP;
+  const DiagParams& p;
+  const DiagTask a;
+  const bool want_o;
 
-  const Shared<T> scaled_q = shared<T>(Tiles::kScaledQ, BT * kLdK), scaled_k = shared<T>(Tiles::kScaledK, BT * kLdK),
-                  raised_k = shared<T>(Tiles::kRaisedK, BT * kLdK);
-  const Shared<float> sums = shared<float>(Tiles::kSum, Tiles::kBlocks * KP),
-                      decays = shared<float>(Tiles::kDecay, Tiles::kBlocks * KP);
-  const Shared<std::int32_t> bad = shared<std::int32_t>(Tiles::kBad, Tiles::kUnits / 32);
-  const auto q_tile = [&](int stage) { return shared<T>(stage * Tiles::kStage + Tiles::kQ, BT * kLdK); };
-  const auto k_tile = [&](int stage) { return shared<T>(stage * Tiles::kStage + Tiles::kKey, BT * kLdK); };
-  const auto v_tile = [&](int stage) { return shared<T>(stage * Tiles::kStage + Tiles::kV, BT * kLdV); };
-  const auto g_tile = [&](int stage) { return shared<float>(stage * Tiles::kStage + Tiles::kG, BT * kLdG); };
-  const auto fetch = [&](std::int64_t t, int stage) {
+  FLA_DEVICE explicit ChannelBlock(const DiagParams& params)
+      : p(params), a(diag_task(p, BT, Tiles::kValue)), want_o(p.pass != DiagPass::Local && p.o.present()) {}
+
+  FLA_DEVICE Shared<T> raw(int stage, int at) const { return shared<T>(stage * Tiles::kRaw + at, BT * kLdK); }
+  FLA_DEVICE Shared<float> gates(int stage) const { return shared<float>(stage * Tiles::kRaw + Tiles::kG, BT * kLdG); }
+  FLA_DEVICE Shared<T> values(int of) const { return shared<T>(Tiles::kV + of * Tiles::kVTile, BT * kLdV); }
+  FLA_DEVICE Shared<T> scaled(int stage, int at) const {
+    return shared<T>(Tiles::kScaled + stage * Tiles::kScaledTile + at, BT * kLdK);
+  }
+  FLA_DEVICE Shared<T> products(int stage) const {
+    return shared<T>(Tiles::kScaled + stage * Tiles::kScaledTile + Tiles::kP, BT * kLdP);
+  }
+  FLA_DEVICE Shared<float> decays(int stage) const {
+    return shared<float>(Tiles::kScaled + stage * Tiles::kScaledTile + Tiles::kDecay, Tiles::kBlocks * KP);
+  }
+  FLA_DEVICE Shared<T> raised() const { return shared<T>(Tiles::kRaisedK, BT * kLdK); }
+  FLA_DEVICE Shared<std::int32_t> bad() const { return shared<std::int32_t>(Tiles::kBad, Tiles::kScalers / 32); }
+};
+
+// The gates of a pair of channels of row r; G: as the tile holds them.
+template <typename G, int LD>
+FLA_DEVICE Vec<float, 2> held_gates(Shared<float> tile, int r, int c) {
+  if constexpr (sizeof(G) == 4) {
+    const Vec<float, 2> x = tile.template load_vec<2>(r * LD + c);
+    return {{base2_gate(x.x[0]), base2_gate(x.x[1])}};
+  } else {
+    const Vec<G, 2> x = tile.template as<G>().template load_vec<2>(r * 2 * LD + c);
+    return {{base2_gate(to_f32(x.x[0])), base2_gate(to_f32(x.x[1]))}};
+  }
+}
+
+// q', k' and k'' of block b, channels c and c + 1, and the sum of their gates.
+template <typename G, typename T, int KP, int BT, int NW, int WM>
+FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int b, int c) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+  constexpr int kLdK = Tiles::kLdK;
+  const Shared<T> q = x.raw(stage, Tiles::kQ), k = x.raw(stage, Tiles::kKey),
+                  scaled_q = x.scaled(stage, Tiles::kScaledQ), scaled_k = x.scaled(stage, Tiles::kScaledK),
+                  raised_k = x.raised();
+  const Shared<float> g = x.gates(stage);
+  const float update = x.p.update_scale;
+  Vec<float, 2> L[16];
+  FLA_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    L[i] = held_gates<G, Tiles::kLdG>(g, 16 * b + i, c);
+    if (i > 0) {
+      L[i].x[0] += L[i - 1].x[0];
+      L[i].x[1] += L[i - 1].x[1];
+    }
+  }
+  const Vec<float, 2> last = L[15], decay = {{exp2_approx(last.x[0]), exp2_approx(last.x[1])}};
+  x.decays(stage).template store_vec<2>(b * KP + c, decay);
+  bool in_range = last.x[0] >= RaisedRange<T>::kLeast && last.x[1] >= RaisedRange<T>::kLeast;
+  const bool direct = !in_range;
+  FLA_UNROLL
+  for (int i = 0; i < 16; ++i) {
+    const int at = (16 * b + i) * kLdK + c;
+    const Vec<T, 2> kw = k.template load_vec<2>(at);
+    float down[2], up[2];
+    FLA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      const float key = to_f32(kw.x[e]);
+      // The larger exponents of a block that is out of range are never formed.
+      const float factor = exp2_approx(direct ? last.x[e] - L[i].x[e] : -L[i].x[e]);
+      up[e] = direct ? 0.0F : key * factor;
+      down[e] = update * (direct ? key * factor : up[e] * decay.x[e]);
+      in_range = in_range && up[e] <= RaisedRange<T>::kMost && up[e] >= -RaisedRange<T>::kMost;
+    }
+    scaled_k.template as<std::uint32_t>().store(at / 2, pack2<T>(down[0], down[1]));
+    if (!x.want_o) continue;
+    raised_k.template as<std::uint32_t>().store(at / 2, pack2<T>(up[0], up[1]));
+    const Vec<T, 2> qw = q.template load_vec<2>(at);
+    scaled_q.template as<std::uint32_t>().store(
+        at / 2, pack2<T>(to_f32(qw.x[0]) * exp2_approx(L[i].x[0]), to_f32(qw.x[1]) * exp2_approx(L[i].x[1])));
+  }
+  const bool any = ballot(!in_range) != 0;
+  if (lane_id() == 0) x.bad()[(b * KP + c) / 64] = any ? 1 : 0;
+  return last;
+}
+
+template <typename T, int KP, int BT, int NW, int WM>
+FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM>& x) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+  constexpr int kLdK = Tiles::kLdK, kLdP = Tiles::kLdP, kScalers = Tiles::kScalers;
+  const DiagParams& p = x.p;
+  const DiagTask& a = x.a;
+  const int id = thread_id() - 32 * NW, warp = id / 32, b = id / (KP / 2), c = id % (KP / 2) * 2;
+  const int columns = p.V - a.v0 < Tiles::kValue ? p.V - a.v0 : Tiles::kValue;
+  const bool present = p.q.at.present() && p.k.at.present() && p.v.at.present();
+  const bool whole = present && columns == Tiles::kValue && p.K == KP && p.vector_qk && p.vector_v;
+  const bool whole_gates = p.vector_gate && p.K == KP && !p.shift;
+
+  const auto fetch = [&](std::int64_t t, int stage, int value) {
     if (t < a.to) {
-      if (want_o) load_tokens<BT, KP>(p, a, p.q.at, p.vector_qk, t, 0, 0, p.K, q_tile(stage), kLdK);
-      load_tokens<BT, KP>(p, a, p.k.at, p.vector_qk, t, 0, 0, p.K, k_tile(stage), kLdK);
-      load_gates<BT, KP, kLdG>(p, a, p.gk, t, 0, p.K, g_tile(stage));
-      load_tokens<BT, Tiles::kValue>(p, a, p.v.at, p.vector_v, t, 0, a.v0,
-                                     p.V - a.v0 < Tiles::kValue ? p.V - a.v0 : Tiles::kValue, v_tile(stage), kLdV);
+      const Shared<T> q = x.raw(stage, Tiles::kQ), k = x.raw(stage, Tiles::kKey), v = x.values(value);
+      const bool inside = t >= 0 && t + BT <= a.to;
+      if (whole && inside) {
+        if (x.want_o) copy_rows<BT, KP, kScalers>(p, a, p.q.at, t, 0, q, kLdK, id);
+        copy_rows<BT, KP, kScalers>(p, a, p.k.at, t, 0, k, kLdK, id);
+        copy_rows<BT, Tiles::kValue, kScalers>(p, a, p.v.at, t, a.v0, v, Tiles::kLdV, id);
+      } else {
+        if (x.want_o) load_tokens<BT, KP>(p, a, p.q.at, p.vector_qk, t, 0, 0, p.K, q, kLdK, id, kScalers);
+        load_tokens<BT, KP>(p, a, p.k.at, p.vector_qk, t, 0, 0, p.K, k, kLdK, id, kScalers);
+        load_tokens<BT, Tiles::kValue>(p, a, p.v.at, p.vector_v, t, 0, a.v0, columns, v, Tiles::kLdV, id, kScalers);
+      }
+      const Shared<float> g = x.gates(stage);
+      if (whole_gates && inside && p.gk.type == DType::F32) {
+        copy_rows<BT, KP, kScalers>(p, a, p.gk.at, t, 0, g, Tiles::kLdG, id);
+      } else if (whole_gates && inside) {
+        copy_rows<BT, KP, kScalers>(p, a, p.gk.at, t, 0, g.template as<bf16>(), 2 * Tiles::kLdG, id);
+      } else {
+        load_gates<BT, KP, Tiles::kLdG>(p, a, p.gk, t, 0, p.K, g, id, kScalers);
+      }
     }
     cp_async_commit();
   };
 
-  fetch(a.from, 0);
-  FragC S[WM][KP / 8];
-  load_warp_state<KP, WM>(p, a, a.v0 + row, S);
-  float total[KP / Tiles::kThreads + 1] = {};  // of channels thread_id() + i kThreads
+  float total[2] = {};
+  const auto scale = [&](std::int64_t t, int stage) {
+    if (t >= a.to) return;
+    Vec<float, 2> sum;
+    if (!p.vector_gate || p.gk.type == DType::F32) {
+      sum = scale_block<float>(x, stage, b, c);
+    } else {
+      sum = p.gk.type == DType::BF16 ? scale_block<bf16>(x, stage, b, c) : scale_block<f16>(x, stage, b, c);
+    }
+    total[0] += sum.x[0];
+    total[1] += sum.x[1];
+    if (!x.want_o) return;
+    barrier_sync(1, kScalers);
+    const Shared<T> scaled_q = x.scaled(stage, Tiles::kScaledQ), prod = x.products(stage);
+    for (int job = warp; job < 2 * Tiles::kBlocks; job += kScalers / 32) {
+      const int first = job / 2 * 16, half = job % 2;
+      FragC P[2];  // of every other 16 channels
+      clear(P[0]);
+      clear(P[1]);
+      FLA_UNROLL
+      for (int k0 = 0; k0 < KP; k0 += 32) {
+        FragB<T> keys[2][1];
+        load_key_rows<T, 1, 32>(keys, x.raised() + ((first + 8 * half) * kLdK + k0), kLdK);
+        FLA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          FragA<T> query;
+          load_a(query, scaled_q + (first * kLdK + k0 + 16 * i), kLdK);
+          mma(P[i], query, keys[i][0]);
+        }
+      }
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) P[0].x[e] += P[1].x[e];
+      bool exact = false;
+      FLA_UNROLL
+      for (int i = 0; i < KP / 64; ++i) exact = exact || x.bad().load(first / 16 * (KP / 64) + i) != 0;
+      if (exact) {
+        FragC both[2];
+        exact_products<T, KP, kLdK, Tiles::kLdG>(p, x.raw(stage, Tiles::kQ), x.raw(stage, Tiles::kKey), x.gates(stage),
+                                                 first, both);
+        P[0] = half == 0 ? both[0] : both[1];
+      }
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        P[0].x[e] = 8 * half + frag_col(e) <= frag_row(e) ? P[0].x[e] * (p.scale * p.update_scale) : 0.0F;
+      }
+      store_c<T>(prod + (first * kLdP + 8 * half), kLdP, P[0]);
+    }
+    barrier_sync(1, kScalers);
+  };
 
-  int stage = 0;
-  for (std::int64_t t = a.from; t < a.to; t += BT, stage ^= 1) {
+  fetch(a.from, 0, 0);
+  fetch(a.from + BT, 1, 1);
+  cp_async_wait<1>();
+  barrier_sync(1, kScalers);
+  scale(a.from, 0);
+  cp_async_wait<0>();
+  sync_threads();
+  int stage = 0, value = 2;
+  for (std::int64_t t = a.from; t < a.to; t += BT, stage ^= 1, value = value == 2 ? 0 : value + 1) {
+    fetch(t + 2 * BT, stage, value);
+    scale(t + BT, stage ^ 1);
     cp_async_wait<0>();
     sync_threads();
-    fetch(t + BT, stage ^ 1);
-    const Shared<T> q = q_tile(stage), k = k_tile(stage), v = v_tile(stage);
-    const Shared<float> g = g_tile(stage);
+  }
+  if (p.pass != DiagPass::Local || a.v0 != 0) return;
+  const Shared<float> sums = x.gates(0);
+  sums.store(b * KP + c, total[0]);
+  sums.store(b * KP + c + 1, total[1]);
+  barrier_sync(1, kScalers);
+  for (int i = id; i < p.K; i += kScalers) {
+    float all = 0.0F;
+    for (int of = 0; of < Tiles::kBlocks; ++of) all += sums.load(of * KP + i);
+    p.total[((a.n * p.H + a.h) * p.segments + a.s) * p.K + i] = all;
+  }
+}
 
-    for (int u = thread_id(); u < Tiles::kUnits; u += Tiles::kThreads) {
-      const int b = u / (KP / 2), c = u % (KP / 2) * 2;
-      Vec<float, 2> L[16];
-      FLA_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        L[i] = gate_pair<kLdG>(p, p.gk.type, g, 16 * b + i, c);
-        if (i > 0) {
-          L[i].x[0] += L[i - 1].x[0];
-          L[i].x[1] += L[i - 1].x[1];
-        }
-      }
-      const Vec<float, 2> last = L[15], decay = {{exp2_approx(last.x[0]), exp2_approx(last.x[1])}};
-      sums.store_vec<2>(b * KP + c, last);
-      decays.store_vec<2>(b * KP + c, decay);
-      bool in_range = last.x[0] >= RaisedRange<T>::kLeast && last.x[1] >= RaisedRange<T>::kLeast;
-      const bool direct = !in_range;
-      FLA_UNROLL
-      for (int i = 0; i < 16; ++i) {
-        const int at = (16 * b + i) * kLdK + c;
-        const Vec<T, 2> kw = k.template load_vec<2>(at);
-        Vec<T, 2> down, up;
-        FLA_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const float key = to_f32(kw.x[e]);
-          const float raised = direct ? 0.0F : key * exp2_approx(-L[i].x[e]);
-          down.x[e] =
-              from_f32<T>(p.update_scale * (direct ? key * exp2_approx(last.x[e] - L[i].x[e]) : raised * decay.x[e]));
-          up.x[e] = from_f32<T>(raised);
-          in_range = in_range && raised <= RaisedRange<T>::kMost && raised >= -RaisedRange<T>::kMost;
-        }
-        scaled_k.template store_vec<2>(at, down);
-        if (!want_o) continue;
-        raised_k.template store_vec<2>(at, up);
-        const Vec<T, 2> qw = q.template load_vec<2>(at);
-        FLA_UNROLL
-        for (int e = 0; e < 2; ++e) up.x[e] = from_f32<T>(to_f32(qw.x[e]) * exp2_approx(L[i].x[e]));
-        scaled_q.template store_vec<2>(at, up);
-      }
-      const bool any = ballot(!in_range) != 0;
-      if (lane_id() == 0) bad[u / 32] = any ? 1 : 0;
-    }
-    sync_threads();
-    if (p.pass == DiagPass::Local) {
-      FLA_UNROLL
-      for (int i = 0; i < KP / Tiles::kThreads + 1; ++i) {
-        const int c = thread_id() + i * Tiles::kThreads;
-        if (c >= KP) break;
-        for (int b = 0; b < Tiles::kBlocks; ++b) total[i] += sums.load(b * KP + c);
-      }
-    }
+template <typename T, int KP, int BT, int NW, int WM, int BLOCKS>
+FLA_KERNEL((ChannelTiles<KP, BT, NW, WM>::kThreads), BLOCKS)
+diag_channel_kernel(const DiagParams p) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+  constexpr int kLdK = Tiles::kLdK, kLdV = Tiles::kLdV, kLdP = Tiles::kLdP;
+  const ChannelBlock<T, KP, BT, NW, WM> x(p);
+  const DiagTask& a = x.a;
+  if (p.pass == DiagPass::Local && a.s == p.segments - 1) return;
+  if (warp_id() >= NW) {
+    scale_tiles(x);
+    return;
+  }
+  const int row = 16 * WM * warp_id();  // of the block's value columns
+  const Shared<KeptTask> kept = shared<KeptTask>(Tiles::kTask, 1);
+  if (thread_id() == 0) kept.store(0, KeptTask::of(p, a, 16, Tiles::kValue));
+  FragC S[WM][KP / 8];
+  load_warp_state<KP, WM>(p, a, a.v0 + row, S);
+  const OutputRows<T, 1, WM> output{p, kept, row};
+  const int blocks = static_cast<int>((a.to - a.from + 15) / 16);
+  const bool want_o = x.want_o;
+  sync_threads();
 
-    for (int b = 0; b < Tiles::kBlocks && t + 16 * b < a.to; ++b) {
-      FragA<T> values[WM];
+  int stage = 0, value = 0;
+  for (int first = 0; first < blocks; first += Tiles::kBlocks, stage ^= 1, value = value == 2 ? 0 : value + 1) {
+    const Shared<T> q = x.scaled(stage, Tiles::kScaledQ), k = x.scaled(stage, Tiles::kScaledK), v = x.values(value),
+                    prod = x.products(stage);
+    const Shared<float> decays = x.decays(stage);
+    for (int b = 0; b < Tiles::kBlocks && first + b < blocks; ++b) {
+      FragA<T> values[WM];  // v^T
       FLA_UNROLL
       for (int m = 0; m < WM; ++m) load_a_trans(values[m], v + (16 * b * kLdV + row + 16 * m), kLdV);
       if (want_o) {
-        FragC o[WM][2], P[2];
-        clear(P[0]);
-        clear(P[1]);
+        FragC o[1][2 * WM], odd[2 * WM];  // of every other 16 channels
         FLA_UNROLL
-        for (int m = 0; m < WM; ++m) {
-          clear(o[m][0]);
-          clear(o[m][1]);
+        for (int n = 0; n < 2 * WM; ++n) {
+          clear(o[0][n]);
+          clear(odd[n]);
         }
         FLA_UNROLL
         for (int kk = 0; kk < KP / 16; ++kk) {
-          FragA<T> x;
-          load_a(x, scaled_q + (16 * b * kLdK + 16 * kk), kLdK);
-          FragB<T> b0, b1;
-          load_b(b0, b1, raised_k + (16 * b * kLdK + 16 * kk), kLdK);
-          mma(P[0], x, b0);
-          mma(P[1], x, b1);
-          // The words of q' as A are those of q'^T as B.
-          b0 = {{x.x[0], x.x[2]}};
-          b1 = {{x.x[1], x.x[3]}};
+          FragA<T> query;
+          load_a(query, q + (16 * b * kLdK + 16 * kk), kLdK);
           FLA_UNROLL
           for (int m = 0; m < WM; ++m) {
+            // The words of S^T as A are those of S as B.
             const FragA<T> state = to_a<T>(S[m][2 * kk], S[m][2 * kk + 1]);
-            mma(o[m][0], state, b0);
-            mma(o[m][1], state, b1);
+            mma(kk % 2 == 0 ? o[0][2 * m] : odd[2 * m], query, FragB<T>{{state.x[0], state.x[2]}});
+            mma(kk % 2 == 0 ? o[0][2 * m + 1] : odd[2 * m + 1], query, FragB<T>{{state.x[1], state.x[3]}});
           }
         }
-        bool exact = false;
-        FLA_UNROLL
-        for (int i = 0; i < KP / 64; ++i) exact = exact || bad.load(b * (KP / 64) + i) != 0;
-        if (exact) exact_products<T, KP, kLdK, kLdG>(p, q, k, g, 16 * b, P);
-        const float scale = p.scale * p.update_scale;
-        FLA_UNROLL
-        for (int e = 0; e < 4; ++e) {
-          P[0].x[e] = frag_col(e) <= frag_row(e) ? P[0].x[e] * scale : 0.0F;
-          P[1].x[e] = 8 + frag_col(e) <= frag_row(e) ? P[1].x[e] * scale : 0.0F;
-        }
-        FragB<T> b0, b1;
-        to_b_transposed(b0, b1, P[0], P[1]);
+        FragA<T> P;
+        load_a(P, prod + 16 * b * kLdP, kLdP);
         FLA_UNROLL
         for (int m = 0; m < WM; ++m) {
           FLA_UNROLL
-          for (int e = 0; e < 4; ++e) {
-            o[m][0].x[e] *= p.scale;
-            o[m][1].x[e] *= p.scale;
+          for (int n = 2 * m; n < 2 * m + 2; ++n) {
+            FLA_UNROLL
+            for (int e = 0; e < 4; ++e) o[0][n].x[e] = p.scale * (o[0][n].x[e] + odd[n].x[e]);
           }
-          mma(o[m][0], values[m], b0);
-          mma(o[m][1], values[m], b1);
-          store_output<T>(p, a, t + 16 * b, a.v0 + row + 16 * m, o[m][0]);
-          store_output<T>(p, a, t + 16 * b + 8, a.v0 + row + 16 * m, o[m][1]);
+          mma(o[0][2 * m], P, FragB<T>{{values[m].x[0], values[m].x[2]}});
+          mma(o[0][2 * m + 1], P, FragB<T>{{values[m].x[1], values[m].x[3]}});
         }
+        output.store(first + b, o);
       }
       FLA_UNROLL
       for (int n = 0; n < KP / 16; ++n) {
         FragB<T> b0, b1;
-        load_b_trans(b0, b1, scaled_k + (16 * b * kLdK + 16 * n), kLdK);
-        const Vec<float, 2> d0 = decays.load_vec<2>(b * KP + 16 * n + frag_col(0)),
-                            d1 = decays.load_vec<2>(b * KP + 16 * n + 8 + frag_col(0));
+        load_b_trans(b0, b1, k + (16 * b * kLdK + 16 * n), kLdK);
+        const Vec<float, 2> d0 = decays.template load_vec<2>(b * KP + 16 * n + frag_col(0)),
+                            d1 = decays.template load_vec<2>(b * KP + 16 * n + 8 + frag_col(0));
         FLA_UNROLL
         for (int m = 0; m < WM; ++m) {
           FLA_UNROLL
@@ -227,16 +347,11 @@ diag_channel_kernel(const DiagParams p) {
         }
       }
     }
+    sync_threads();
   }
 
-  if (keeps_state(p, a)) store_warp_state<KP, WM>(p, a, a.v0 + row, S);
-  if (p.pass == DiagPass::Local && a.v0 == 0) {
-    FLA_UNROLL
-    for (int i = 0; i < KP / Tiles::kThreads + 1; ++i) {
-      const int c = thread_id() + i * Tiles::kThreads;
-      if (c < p.K) p.total[((a.n * p.H + a.h) * p.segments + a.s) * p.K + c] = total[i];
-    }
-  }
+  const DiagTask task = kept.load(0).task;
+  if (keeps_state(p, task)) store_warp_state<KP, WM>(p, task, task.v0 + row, S);
 }
 
 template <typename T, int KP, int BT, int NW, int WM, int BLOCKS>
@@ -253,13 +368,12 @@ template <typename T>
 Status launch_diag_channel(const DiagParams& p, const DiagPlan& plan, Stream stream) {
   switch (plan.key) {
     case 64:
-      if (plan.value == 32) return launch_channel<T, 64, 32, 2, 1, 4>(p, plan, stream);
-      return launch_channel<T, 64, 32, 4, 1, 3>(p, plan, stream);
+      if (plan.value == 32) return launch_channel<T, 64, 32, 2, 1, 3>(p, plan, stream);
+      return launch_channel<T, 64, 32, 4, 1, 2>(p, plan, stream);
     case 128:
-      if (plan.value == 64) return launch_channel<T, 128, 32, 4, 1, 2>(p, plan, stream);
-      if (plan.warps == 4) return launch_channel<T, 128, 32, 4, 2, 1>(p, plan, stream);
+      if (plan.value == 64) return launch_channel<T, 128, 32, 4, 1, 1>(p, plan, stream);
       return launch_channel<T, 128, 32, 8, 1, 1>(p, plan, stream);
-    default: return launch_channel<T, 256, 16, 4, 1, 2>(p, plan, stream);
+    default: return launch_channel<T, 256, 16, 4, 1, 1>(p, plan, stream);
   }
 }
 

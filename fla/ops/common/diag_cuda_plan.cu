@@ -25,13 +25,12 @@ struct ChunkKernel {
   float ns[4];
 };
 constexpr ChunkKernel kHead[] = {
-    {64, 32, 64, 2, 4, {103, 103, 110, 115}}, {64, 64, 64, 4, 3, {80, 90, 105}}, {128, 64, 64, 4, 2, {93, 111}},
-    {128, 128, 32, 4, 2, {116, 147}},         {128, 128, 64, 8, 1, {93}},        {256, 64, 32, 4, 2, {168, 168}},
+    {64, 32, 64, 2, 2, {48, 52}}, {64, 64, 64, 4, 2, {28, 38}}, {128, 64, 64, 4, 1, {42}},
+    {128, 128, 64, 8, 1, {47}},   {256, 64, 32, 4, 1, {80}},
 };
-// Twice 4 warps hide the scaling of one tile behind the products of another, 8 warps of one block cannot.
 constexpr ChunkKernel kChannel[] = {
-    {64, 32, 32, 2, 4, {133, 140, 150, 160}}, {64, 64, 32, 4, 3, {124, 133, 150}}, {128, 64, 32, 4, 2, {143, 174}},
-    {128, 128, 32, 4, 2, {202, 240}},         {128, 128, 32, 8, 1, {161}},         {256, 64, 16, 4, 2, {300, 340}},
+    {64, 32, 32, 2, 3, {77, 80, 85}}, {64, 64, 32, 4, 2, {86, 90}}, {128, 64, 32, 4, 1, {84}},
+    {128, 128, 32, 8, 1, {97}},       {256, 64, 16, 4, 1, {160}},
 };
 constexpr ChunkKernel kValue[] = {
     {64, 32, 32, 2, 4, {133, 140, 150, 160}}, {64, 64, 32, 4, 3, {124, 133, 150}},
@@ -39,7 +38,12 @@ constexpr ChunkKernel kValue[] = {
     {256, 64, 16, 4, 2, {300, 340}},
 };
 
-std::span<const ChunkKernel> kernels(DiagPlan::Kind kind) {
+// Those that keep or sum states at boundaries have twice the products.
+constexpr ChunkKernel kHeadBoundaries[] = {
+    {64, 64, 64, 4, 1, {60}}, {128, 64, 32, 4, 1, {110}}, {256, 64, 32, 4, 1, {160}}};
+
+std::span<const ChunkKernel> kernels(DiagPlan::Kind kind, bool boundaries = false) {
+  if (kind == DiagPlan::Kind::Head && boundaries) return kHeadBoundaries;
   if (kind == DiagPlan::Kind::Channel) return kChannel;
   if (kind == DiagPlan::Kind::Value) return kValue;
   return kHead;
@@ -53,8 +57,8 @@ double block_ns(const ChunkKernel& k, std::int64_t blocks_of_multiprocessor) {
 
 // What segments cost beside their tokens: a pass that forms their own states, which takes part of a whole one, two more
 // launches, and the states' ways through memory, about 100 GB/s for all of them together.
-double milliseconds(const ChunkKernel& k, DiagPlan::Kind kind, const DiagProblem& p, int sm_count, int segments) {
-  const double local = kind == DiagPlan::Kind::Head ? 0.25 : 0.4;
+double milliseconds(const ChunkKernel& k, const DiagProblem& p, int sm_count, int segments) {
+  constexpr double local = 0.6;
   const std::int64_t heads = p.N * p.H, mean = p.cu_seqlens ? p.T / p.N : p.T;
   const std::int64_t tokens = blocks(blocks(mean, k.chunk), segments) * k.chunk;
   const auto pass = [&](int parts) {
@@ -116,7 +120,7 @@ bool diag_one_half_type(std::initializer_list<const TensorView*> operands,
                      [&](const TensorView* t) { return half(t) || t->dtype == DType::F32; });
 }
 
-DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d) {
+DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries) {
   constexpr int kMostSegments = 64, kLeastTokens = 256;  // of a segment
   DiagPlan f;
   f.kind = p.gk ? DiagPlan::Kind::Channel : p.gv ? DiagPlan::Kind::Value : DiagPlan::Kind::Head;
@@ -124,13 +128,13 @@ DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d) {
   const int sm_count = std::max(d.sm_count, 1);
   const std::int64_t mean = p.N > 0 ? (p.cu_seqlens ? p.T / p.N : p.T) : 0;
   const int most = static_cast<int>(std::clamp<std::int64_t>(mean / kLeastTokens, 1, kMostSegments));
-  if (empty(p)) return with_kernel(p, f, kernels(f.kind).front());
+  if (empty(p)) return with_kernel(p, f, kernels(f.kind, boundaries).front());
   DiagPlan best;
   double least = -1;
-  for (const ChunkKernel& k : kernels(f.kind)) {
+  for (const ChunkKernel& k : kernels(f.kind, boundaries)) {
     if (k.key != f.key) continue;
     for (int s = 1; s <= most; ++s) {
-      const double ms = milliseconds(k, f.kind, p, sm_count, s);
+      const double ms = milliseconds(k, p, sm_count, s);
       if (least >= 0 && ms >= least) continue;
       least = ms;
       best = with_kernel(p, f, k);
@@ -184,8 +188,9 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
 
 DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d) {
   const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
-  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o}) ? diag_chunk_plan(p, d)
-                                                                                                 : diag_token_plan(p);
+  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o})
+             ? diag_chunk_plan(p, d, false)
+             : diag_token_plan(p);
 }
 
 }  // namespace fla::cuda

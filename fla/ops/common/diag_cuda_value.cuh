@@ -111,7 +111,7 @@ diag_value_kernel(const DiagParams p) {
   fetch(a.from, 0);
   FragC S[WM][KP / 8];
   load_warp_state<KP, WM>(p, a, a.v0 + row, S);
-  if (a.s == 0) keep_at_boundary<KP, WM>(p, a, 0, row, S);
+  if (a.s == 0) keep_at_boundary<KP, WM>(p, a, 0, Tiles::kValue, row, S);
   float total[WM][2] = {};
 
   int stage = 0;
@@ -121,7 +121,7 @@ diag_value_kernel(const DiagParams p) {
     fetch(t + BT, stage ^ 1);
     const Shared<T> q = q_tile(stage), k = k_tile(stage), v = v_tile(stage);
     const Shared<float> g = g_tile(stage);
-    sum_at_boundary<KP, WM>(p, a, t, row, S);
+    sum_at_boundary<KP, WM>(p, a, t, Tiles::kValue, row, S);
 
     for (int b = 0; b < Tiles::kBlocks && t + 16 * b < a.to; ++b) {
       FragA<T> values[WM];
@@ -277,10 +277,10 @@ diag_value_kernel(const DiagParams p) {
         }
       }
     }
-    keep_at_boundary<KP, WM>(p, a, t + BT, row, S);
+    keep_at_boundary<KP, WM>(p, a, t + BT, Tiles::kValue, row, S);
   }
 
-  if (a.s == p.segments - 1) sum_at_boundary<KP, WM>(p, a, a.length, row, S);
+  if (a.s == p.segments - 1) sum_at_boundary<KP, WM>(p, a, a.length, Tiles::kValue, row, S);
   if (keeps_state(p, a)) store_warp_state<KP, WM>(p, a, a.v0 + row, S);
   if (p.pass == DiagPass::Local && lane_id() % 4 == 0) {
     FLA_UNROLL

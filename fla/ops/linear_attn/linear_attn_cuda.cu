@@ -3,6 +3,8 @@
 #include "fla/ops/linear_attn/linear_attn_cuda.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <type_traits>
 
 #include "fla/ops/common/diag_cuda.cuh"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
@@ -12,7 +14,8 @@ namespace {
 
 constexpr int kTile = 64, kThreads = 128, kWarps = kThreads / 32, kRun = kTile / kWarps;
 constexpr int kWidth = 256;  // most channels
-constexpr int kAhead = 8;    // rows that are asked for together: memory answers late
+constexpr int kAhead = 8;    // tiles that are asked for together: memory answers late
+constexpr int kGroup = 4;    // and tokens
 
 struct ScanParams {
   std::int64_t T = 0, H = 0, N = 0;
@@ -80,36 +83,150 @@ FLA_DEVICE bool find_tile(const ScanParams& p, std::int64_t slot, Tile& a) {
   return true;
 }
 
-FLA_DEVICE float load(const Operand& x, std::int64_t row, std::int64_t token, std::int64_t h, std::int64_t c) {
+FLA_DEVICE std::int64_t offset(const Operand& x, std::int64_t row, std::int64_t token, std::int64_t h) {
   const auto& s = x.at.stride;
-  return load_any(x.at.data, x.type, row * s[0] + token * s[1] + h * s[2] + c * s[3]);
+  return row * s[0] + token * s[1] + h * s[2];
 }
-FLA_DEVICE void store(const Operand& x, std::int64_t row, std::int64_t token, std::int64_t h, std::int64_t c, float v) {
-  const auto& s = x.at.stride;
-  store_any(x.at.data, x.type, row * s[0] + token * s[1] + h * s[2] + c * s[3], v);
+FLA_DEVICE float load(const Operand& x, std::int64_t row, std::int64_t token, std::int64_t h, std::int64_t c) {
+  return load_any(x.at.data, x.type, offset(x, row, token, h) + c * x.at.stride[3]);
 }
 FLA_DEVICE float weight_of(const ScanParams& p, const Tile& a, std::int64_t token) {
   return p.weight != nullptr ? p.weight[(a.row * p.H + a.h) * p.T + token] : 1.0F;
 }
 
-FLA_KERNEL(kThreads, 4)
+// EACH neighbouring elements of a row as they lie in memory, so that nothing waits for them before they are needed. T:
+// of 16 bits, in rows that can be moved in pieces of EACH; void: of any type, in any layout.
+template <typename T, int EACH>
+struct Piece {
+  static constexpr bool kAny = std::is_void_v<T>;
+  std::uint32_t word[kAny ? EACH : EACH / 2];
+
+  FLA_DEVICE void ask(const Operand& x, std::int64_t at, int c0, int columns) {
+    FLA_UNROLL
+    for (std::uint32_t& w : word) w = 0;
+    if constexpr (!kAny) {
+      if (c0 >= columns || !x.present()) return;
+      const auto v = load_global<EACH / 2>(static_cast<const std::uint32_t*>(x.at.data) + (at + c0) / 2);
+      FLA_UNROLL
+      for (int i = 0; i < EACH / 2; ++i) word[i] = v.x[i];
+    } else {
+      if (!x.present()) return;
+      FLA_UNROLL
+      for (int i = 0; i < EACH; ++i) {
+        if (c0 + i < columns) word[i] = load_bits(x.at.data, x.type, at + (c0 + i) * x.at.stride[3]);
+      }
+    }
+  }
+  FLA_DEVICE float operator()(const Operand& x, int i) const {
+    if constexpr (kAny) {
+      return from_bits(x.type, word[i]);
+    } else {
+      return to_f32(T{static_cast<std::uint16_t>(word[i / 2] >> (i % 2 * 16))});
+    }
+  }
+};
+// F32 rows that are there, in the same pieces.
+template <typename T, int EACH>
+FLA_DEVICE void load_floats(const Operand& x, std::int64_t at, int c0, int columns, float (&to)[EACH]) {
+  FLA_UNROLL
+  for (int i = 0; i < EACH; ++i) to[i] = 0.0F;
+  if constexpr (!std::is_void_v<T>) {
+    if (c0 >= columns) return;
+    FLA_UNROLL
+    for (int i = 0; i < EACH; i += 4) {
+      const Vec<float, 4> v = load_global<4>(static_cast<const float*>(x.at.data) + at + c0 + i);
+      FLA_UNROLL
+      for (int w = 0; w < 4; ++w) to[i + w] = v.x[w];
+    }
+  } else {
+    FLA_UNROLL
+    for (int i = 0; i < EACH; ++i) {
+      if (c0 + i < columns) to[i] = static_cast<const float*>(x.at.data)[at + (c0 + i) * x.at.stride[3]];
+    }
+  }
+}
+// Of T or F32; with void of any type.
+template <typename T, int EACH>
+FLA_DEVICE void store_piece(const Operand& x, std::int64_t at, int c0, int columns, const float (&value)[EACH]) {
+  if constexpr (std::is_void_v<T>) {
+    FLA_UNROLL
+    for (int i = 0; i < EACH; ++i) {
+      if (c0 + i < columns) store_any(x.at.data, x.type, at + (c0 + i) * x.at.stride[3], value[i]);
+    }
+  } else {
+    if (c0 >= columns) return;
+    if (x.type == DType::F32) {
+      FLA_UNROLL
+      for (int i = 0; i < EACH; i += 4) {
+        store_global<4>(static_cast<float*>(x.at.data) + at + c0 + i,
+                        Vec<float, 4>{{value[i], value[i + 1], value[i + 2], value[i + 3]}});
+      }
+      return;
+    }
+    Vec<std::uint32_t, EACH / 2> v;
+    FLA_UNROLL
+    for (int i = 0; i < EACH / 2; ++i) v.x[i] = pack2<T>(value[2 * i], value[2 * i + 1]);
+    store_global<EACH / 2>(static_cast<std::uint32_t*>(x.at.data) + (at + c0) / 2, v);
+  }
+}
+
+// The tokens of a warp, kRun of the tile's, and the EACH channels of a lane.
+template <typename T, int EACH>
+struct Run {
+  const ScanParams& p;
+  const Tile& a;
+  int first, rows, c0;
+
+  FLA_DEVICE Run(const ScanParams& params, const Tile& tile)
+      : p(params), a(tile), first(warp_id() * kRun), rows(a.tokens - first), c0(EACH * lane_id()) {
+    rows = rows < kRun ? rows : kRun;
+  }
+  FLA_DEVICE std::int64_t token(int r) const { return a.token(p, a.first + first + (r < rows ? r : 0)); }
+  template <int WIDTH>
+  FLA_DEVICE void ask(int r, const Operand& x, int from, int columns, Piece<T, WIDTH> (&to)[kGroup]) const {
+    FLA_UNROLL
+    for (int u = 0; u < kGroup; ++u) {
+      to[u].ask(x, offset(x, a.row, token(r + u), a.h), from, r + u < rows ? columns : 0);
+    }
+  }
+  FLA_DEVICE void weights(int r, float (&to)[kGroup]) const {
+    FLA_UNROLL
+    for (int u = 0; u < kGroup; ++u) to[u] = r + u < rows ? weight_of(p, a, token(r + u)) : 0.0F;
+  }
+  FLA_DEVICE void sum(float (&z)[EACH]) const {
+    FLA_UNROLL
+    for (int i = 0; i < EACH; ++i) z[i] = 0.0F;
+    for (int r = 0; r < rows; r += kGroup) {
+      Piece<T, EACH> x[kGroup];
+      float weight[kGroup];
+      ask(r, p.x, c0, p.K, x);
+      weights(r, weight);
+      FLA_UNROLL
+      for (int u = 0; u < kGroup; ++u) {
+        FLA_UNROLL
+        for (int i = 0; i < EACH; ++i) z[i] += weight[u] * x[u](p.x, i);
+      }
+    }
+  }
+};
+
+template <typename T, int EACH>
+FLA_KERNEL(kThreads, (EACH == 8 ? 4 : 8))
 linear_tile_sums(const ScanParams p) {
   const std::int64_t slot = block_x() / p.H;
   Tile a;
   a.h = block_x() % p.H;
   if (!find_tile(p, slot, a)) return;
+  const Run<T, EACH> run(p, a);
+  const Shared<float> runs = shared<float>(0, kWarps * 32 * EACH);
+  float z[EACH];
+  run.sum(z);
+  FLA_UNROLL
+  for (int i = 0; i < EACH; ++i) runs.store(warp_id() * 32 * EACH + run.c0 + i, z[i]);
+  sync_threads();
   for (int c = thread_id(); c < p.K; c += kThreads) {
     float sum = 0.0F;
-    for (int r = 0; p.x.present() && r < a.tokens; r += kAhead) {
-      float x[kAhead];
-      FLA_UNROLL
-      for (int u = 0; u < kAhead; ++u) {
-        const std::int64_t token = a.token(p, a.first + (r + u < a.tokens ? r + u : r));
-        x[u] = r + u < a.tokens ? weight_of(p, a, token) * load(p.x, a.row, token, a.h, c) : 0.0F;
-      }
-      FLA_UNROLL
-      for (int u = 0; u < kAhead; ++u) sum += x[u];
-    }
+    for (int w = 0; w < kWarps; ++w) sum += runs.load(w * 32 * EACH + c);
     p.tiles[(slot * p.H + a.h) * p.K + c] = sum;
   }
 }
@@ -136,87 +253,74 @@ linear_tile_starts(const ScanParams p) {
         z += own[u];
       }
     }
-    if (p.end.present()) store(p.end, n, 0, h, c, z);
+    if (p.end.present()) store_any(p.end.at.data, p.end.type, offset(p.end, n, 0, h) + c * p.end.at.stride[3], z);
   }
 }
 
 // EACH: channels of a lane.
-template <Use USE, int EACH>
+template <Use USE, typename T, int EACH>
 FLA_KERNEL(kThreads, (EACH == 8 ? 2 : 5))
 linear_tokens(const ScanParams p) {
-  constexpr int kGroup = 4;  // tokens whose memory is asked for together
   constexpr bool kDivides = USE == Use::Divide || USE == Use::Upstream;
+  constexpr int kValues = 4;  // of a lane
   const std::int64_t slot = block_x() / p.H;
   Tile a;
   a.h = block_x() % p.H;
   if (!find_tile(p, slot, a)) return;
-  const int first = warp_id() * kRun, rows = a.tokens - first < kRun ? a.tokens - first : kRun;
-  const auto channel = [&](const Operand& x, std::int64_t token, int i) {
-    const int c = lane_id() + 32 * i;
-    return x.present() && c < p.K ? load(x, a.row, token, a.h, c) : 0.0F;
-  };
-  const auto token_of = [&](int r) { return a.token(p, a.first + first + (r < rows ? r : 0)); };
-  const auto group = [&](int r, const Operand& x, float(&to)[kGroup][EACH]) {
-    FLA_UNROLL
-    for (int u = 0; u < kGroup; ++u) {
-      FLA_UNROLL
-      for (int i = 0; i < EACH; ++i) to[u][i] = r + u < rows ? channel(x, token_of(r + u), i) : 0.0F;
-    }
-  };
-  const auto weigh = [&](int r, float(&x)[kGroup][EACH]) {
-    FLA_UNROLL
-    for (int u = 0; u < kGroup; ++u) {
-      const float by = r + u < rows ? weight_of(p, a, token_of(r + u)) : 0.0F;
-      FLA_UNROLL
-      for (int i = 0; i < EACH; ++i) x[u][i] *= by;
-    }
-  };
+  const Run<T, EACH> run(p, a);
+  const int c0 = run.c0, rows = run.rows;
 
   // Where the warp's run starts: the tile's start and the sums of the runs before.
   const Shared<float> runs = shared<float>(0, kWarps * 32 * EACH);
-  float z[EACH], x[kGroup][EACH];
+  float z[EACH];
+  run.sum(z);
   FLA_UNROLL
-  for (int i = 0; i < EACH; ++i) z[i] = 0.0F;
-  for (int r = 0; r < rows; r += kGroup) {
-    group(r, p.x, x);
-    weigh(r, x);
-    FLA_UNROLL
-    for (int u = 0; u < kGroup; ++u) {
-      FLA_UNROLL
-      for (int i = 0; i < EACH; ++i) z[i] += x[u][i];
-    }
-  }
-  FLA_UNROLL
-  for (int i = 0; i < EACH; ++i) runs.store((warp_id() * EACH + i) * 32 + lane_id(), z[i]);
+  for (int i = 0; i < EACH; ++i) runs.store(warp_id() * 32 * EACH + c0 + i, z[i]);
   sync_threads();
   FLA_UNROLL
   for (int i = 0; i < EACH; ++i) {
-    const int c = lane_id() + 32 * i;
-    z[i] = c < p.K ? p.tiles[(slot * p.H + a.h) * p.K + c] : 0.0F;
-    for (int w = 0; w < warp_id(); ++w) z[i] += runs.load((w * EACH + i) * 32 + lane_id());
+    z[i] = c0 + i < p.K ? p.tiles[(slot * p.H + a.h) * p.K + c0 + i] : 0.0F;
+    for (int w = 0; w < warp_id(); ++w) z[i] += runs.load(w * 32 * EACH + c0 + i);
   }
 
+  const bool reads_y = USE == Use::Divide || p.gradient_of_d;
   for (int r = 0; r < rows; r += kGroup) {
-    float other[kGroup][EACH];
-    group(r, p.x, x);
-    group(r, kDivides ? p.q : p.from, other);
-    weigh(r, x);
+    Piece<T, EACH> x[kGroup], q[kGroup];
+    Piece<T, kValues> y[kGroup], up[kGroup];
+    float from[kGroup][EACH], weight[kGroup];
+    run.ask(r, p.x, c0, p.K, x);
+    const auto ask_values = [&](int j) {
+      run.ask(r, p.y, j, reads_y ? p.V : 0, y);
+      if constexpr (USE == Use::Upstream) run.ask(r, p.up, j, p.V, up);
+    };
+    if constexpr (kDivides) {
+      run.ask(r, p.q, c0, p.K, q);
+      ask_values(kValues * lane_id());
+    } else {
+      FLA_UNROLL
+      for (int u = 0; u < kGroup; ++u) {
+        load_floats<T, EACH>(p.from, offset(p.from, a.row, run.token(r + u), a.h), c0, r + u < rows ? p.K : 0, from[u]);
+      }
+    }
+    run.weights(r, weight);
     float d[kGroup];
     FLA_UNROLL
     for (int u = 0; u < kGroup; ++u) {
+      const std::int64_t token = run.token(r + u);
+      float by = 1.0F;
       d[u] = 0.0F;
+      if (USE == Use::AddQuery) by = p.dd != nullptr ? p.dd[(a.row * p.H + a.h) * p.T + token] : 0.0F;
       FLA_UNROLL
       for (int i = 0; i < EACH; ++i) {
-        z[i] += x[u][i];
-        if (kDivides) {
-          d[u] += z[i] * other[u][i];
+        z[i] += weight[u] * x[u](p.x, i);
+        if constexpr (kDivides) {
+          d[u] += z[i] * q[u](p.q, i);
         } else {
-          const int c = lane_id() + 32 * i;
-          const std::int64_t token = token_of(r + u);
-          float by = 1.0F;
-          if (USE == Use::AddQuery) by = p.dd != nullptr ? p.dd[(a.row * p.H + a.h) * p.T + token] : 0.0F;
-          if (r + u < rows && c < p.K) store(p.to, a.row, token, a.h, c, other[u][i] + by * z[i]);
+          from[u][i] += by * z[i];
         }
+      }
+      if constexpr (!kDivides) {
+        store_piece<T, EACH>(p.to, offset(p.to, a.row, token, a.h), c0, r + u < rows ? p.K : 0, from[u]);
       }
     }
     if constexpr (kDivides) {
@@ -225,18 +329,20 @@ linear_tokens(const ScanParams p) {
       for (int u = 0; u < kGroup; ++u) {
         d[u] = p.scale * warp_sum(d[u]) + static_cast<float>(kLinearAttnEpsilon);
       }
-      for (int c = lane_id(); c < p.V; c += 32) {
-        float y[kGroup], up[kGroup];
+      for (int j = kValues * lane_id(); j < p.V; j += 32 * kValues) {
+        if (j >= 32 * kValues) ask_values(j);
         FLA_UNROLL
         for (int u = 0; u < kGroup; ++u) {
-          const bool read = USE == Use::Divide || p.gradient_of_d;
-          y[u] = read ? load(p.y, a.row, token_of(r + u), a.h, c) : 0.0F;
-          up[u] = USE == Use::Divide ? y[u] : load(p.up, a.row, token_of(r + u), a.h, c);
-        }
-        FLA_UNROLL
-        for (int u = 0; u < kGroup; ++u) {
-          along[u] += up[u] * y[u];
-          if (r + u < rows) store(p.y, a.row, token_of(r + u), a.h, c, up[u] / d[u]);
+          float value[kValues];
+          const float part = 1.0F / d[u];
+          FLA_UNROLL
+          for (int i = 0; i < kValues; ++i) {
+            const float before = y[u](p.y, i);
+            value[i] = USE == Use::Divide ? before : up[u](p.up, i);
+            along[u] += value[i] * before;
+            value[i] *= part;
+          }
+          store_piece<T, kValues>(p.y, offset(p.y, a.row, run.token(r + u), a.h), j, r + u < rows ? p.V : 0, value);
         }
       }
       if (USE == Use::Upstream && p.gradient_of_d) {
@@ -244,7 +350,7 @@ linear_tokens(const ScanParams p) {
         for (int u = 0; u < kGroup; ++u) {
           along[u] = warp_sum(along[u]);
           if (lane_id() == 0 && r + u < rows) {
-            p.dd[(a.row * p.H + a.h) * p.T + token_of(r + u)] = -along[u] / d[u] / d[u] * p.scale;
+            p.dd[(a.row * p.H + a.h) * p.T + run.token(r + u)] = -along[u] / d[u] / d[u] * p.scale;
           }
         }
       }
@@ -258,6 +364,14 @@ Operand operand(const TensorView& t) { return {view(t), t.dtype}; }
 
 std::int64_t tile_slots(const DiagProblem& p) {
   return p.cu_seqlens ? p.T / kTile + p.N : p.N * ((p.T + kTile - 1) / kTile);
+}
+
+// Whether the kernels of one element type take these: inputs of the first's, results of that or F32, rows in pieces of
+// 8 elements.
+bool in_pieces(std::initializer_list<const TensorView*> inputs, std::initializer_list<const TensorView*> results) {
+  const auto pieces = [](const TensorView* t) { return !*t || (vectorizable(*t) && t->dim(t->ndim - 1) % 8 == 0); };
+  return diag_one_half_type(inputs, results) && std::all_of(inputs.begin(), inputs.end(), pieces) &&
+         std::all_of(results.begin(), results.end(), pieces);
 }
 
 ScanParams scan(const DiagProblem& p, const TensorView& x, const TensorView& start, const TensorView& end,
@@ -278,31 +392,47 @@ ScanParams scan(const DiagProblem& p, const TensorView& x, const TensorView& sta
   return s;
 }
 
-Status run_starts(const DiagProblem& p, const ScanParams& s, Stream stream) {
+// f(T, channels of a lane): T is void unless all operands have the type of q and come in pieces.
+template <typename F>
+Status typed(const DiagProblem& p, bool pieces, F&& f) {
+  using Four = std::integral_constant<int, 4>;
+  using Eight = std::integral_constant<int, 8>;
+  if (!pieces) return f(std::type_identity<void>(), Eight());
+  if (p.q.dtype == DType::BF16) {
+    return p.K <= 128 ? f(std::type_identity<bf16>(), Four()) : f(std::type_identity<bf16>(), Eight());
+  }
+  return p.K <= 128 ? f(std::type_identity<f16>(), Four()) : f(std::type_identity<f16>(), Eight());
+}
+
+constexpr std::size_t shared_bytes(int each) { return static_cast<std::size_t>(kWarps * 32 * each) * sizeof(float); }
+
+Status run_starts(const DiagProblem& p, const ScanParams& s, bool pieces, Stream stream) {
   if (p.T > 0) {
-    if (Status e = launch<linear_tile_sums>(
-            {.name = "linear_tile_sums", .grid = {tile_slots(p) * p.H}, .threads = kThreads}, stream, s);
-        !e)
-      return e;
+    const auto sums = [&](auto type, auto each) {
+      using T = typename decltype(type)::type;
+      return launch<linear_tile_sums<T, each.value>>({.name = "linear_tile_sums",
+                                                      .grid = {tile_slots(p) * p.H},
+                                                      .threads = kThreads,
+                                                      .shared_bytes = shared_bytes(each.value)},
+                                                     stream, s);
+    };
+    if (Status e = typed(p, pieces, sums); !e) return e;
   }
   return launch<linear_tile_starts>({.name = "linear_tile_starts", .grid = {p.N * p.H}, .threads = kThreads}, stream,
                                     s);
 }
 
-template <Use USE, int EACH>
-Status launch_tokens(const DiagProblem& p, const ScanParams& s, Stream stream) {
-  return launch<linear_tokens<USE, EACH>>({.name = "linear_tokens",
-                                           .grid = {tile_slots(p) * p.H},
-                                           .threads = kThreads,
-                                           .shared_bytes = kWarps * 32 * EACH * sizeof(float)},
-                                          stream, s);
-}
-
 template <Use USE>
-Status run_tokens(const DiagProblem& p, const ScanParams& s, Stream stream) {
+Status run_tokens(const DiagProblem& p, const ScanParams& s, bool pieces, Stream stream) {
   if (p.T == 0) return {};
-  if (p.K <= 64) return launch_tokens<USE, 2>(p, s, stream);
-  return p.K <= 128 ? launch_tokens<USE, 4>(p, s, stream) : launch_tokens<USE, 8>(p, s, stream);
+  return typed(p, pieces, [&](auto type, auto each) {
+    using T = typename decltype(type)::type;
+    return launch<linear_tokens<USE, T, each.value>>({.name = "linear_tokens",
+                                                      .grid = {tile_slots(p) * p.H},
+                                                      .threads = kThreads,
+                                                      .shared_bytes = shared_bytes(each.value)},
+                                                     stream, s);
+  });
 }
 
 // What lies where; without memory it counts.
@@ -378,10 +508,11 @@ Status normalised(const LinearAttnArgs& a, const DeviceInfo& d, Stream stream, s
   }
   if (!a.o && !a.final_z) return {};
   ScanParams s = scan(p, p.k, a.initial_z, a.final_z, m.tiles);
-  if (Status e = run_starts(p, s, stream); !e || !a.o) return e;
+  const bool pieces = in_pieces({&p.q, &p.k, &p.o}, {});
+  if (Status e = run_starts(p, s, pieces, stream); !e || !a.o) return e;
   s.q = operand(p.q);
   s.y = operand(p.o);
-  return run_tokens<Use::Divide>(p, s, stream);
+  return run_tokens<Use::Divide>(p, s, pieces, stream);
 }
 
 std::string normalised_refusal(const LinearAttnBackwardArgs& a, const DeviceInfo& d) {
@@ -405,9 +536,10 @@ Status normalised(const LinearAttnBackwardArgs& a, const DeviceInfo& d, Stream s
   if (gradient_of_d) {
     if (Status s = diag_forward(m.forward, d, stream, m.engine_memory()); !s) return s;
   }
+  const bool pieces = in_pieces({&p.q, &p.k, &m.forward.o, &a.do_}, {&m.backward.dq, &m.backward.dk, &a.dq, &a.dk});
   ScanParams keys = scan(p, p.k, a.initial_z, {}, m.tiles);
   if (a.do_ || a.dq) {
-    if (Status s = run_starts(p, keys, stream); !s) return s;
+    if (Status s = run_starts(p, keys, pieces, stream); !s) return s;
   }
   if (a.do_) {
     keys.q = operand(p.q);
@@ -415,7 +547,7 @@ Status normalised(const LinearAttnBackwardArgs& a, const DeviceInfo& d, Stream s
     keys.up = operand(a.do_);
     keys.dd = m.dd;
     keys.gradient_of_d = gradient_of_d;
-    if (Status s = run_tokens<Use::Upstream>(p, keys, stream); !s) return s;
+    if (Status s = run_tokens<Use::Upstream>(p, keys, pieces, stream); !s) return s;
   }
   if (a.dq || a.dk || a.dv || a.dh0) {
     if (Status s = diag_backward(m.backward, d, stream, m.engine_memory()); !s) return s;
@@ -424,16 +556,16 @@ Status normalised(const LinearAttnBackwardArgs& a, const DeviceInfo& d, Stream s
     keys.from = operand(m.backward.dq);
     keys.to = operand(a.dq);
     keys.dd = m.dd;
-    if (Status s = run_tokens<Use::AddQuery>(p, keys, stream); !s) return s;
+    if (Status s = run_tokens<Use::AddQuery>(p, keys, pieces, stream); !s) return s;
   }
   if (!a.dk && !a.dz0) return {};
   ScanParams queries = scan(p, a.do_ ? p.q : TensorView(), a.dzt, a.dz0, m.tiles);
   queries.reverse = !p.reverse;
   queries.weight = m.dd;
-  if (Status s = run_starts(p, queries, stream); !s || !a.dk) return s;
+  if (Status s = run_starts(p, queries, pieces, stream); !s || !a.dk) return s;
   queries.from = operand(m.backward.dk);
   queries.to = operand(a.dk);
-  return run_tokens<Use::AddKey>(p, queries, stream);
+  return run_tokens<Use::AddKey>(p, queries, pieces, stream);
 }
 
 }  // namespace fla::cuda
