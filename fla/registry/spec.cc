@@ -416,8 +416,9 @@ Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory
       if (!memory.back())
         return {Code::OutOfMemory,
                 spec.name + ": " + a.name + ": no memory to look into " + std::to_string(bytes) + " bytes"};
-      if (Status s = read(memory.back().get(), reinterpret_cast<const void*>(lo), bytes); !s) return s;
-      t.data = memory.back().get() + (reinterpret_cast<std::uintptr_t>(t.data) - lo);
+      const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(t.data) - lo;
+      if (Status s = read(memory.back().get(), static_cast<const std::byte*>(t.data) - before, bytes); !s) return s;
+      t.data = memory.back().get() + before;
     }
     t.device = {};
     if (!wanted || table) continue;

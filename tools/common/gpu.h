@@ -21,7 +21,7 @@ Result<DeviceInfo> device_info(int index);
 class Range {
  public:
   explicit Range(const std::string& name);
-  ~Range();
+  ~Range();  // NOLINT(performance-trivially-destructible): with CUDA it ends the range
   Range(const Range&) = delete;
   Range& operator=(const Range&) = delete;
 };
