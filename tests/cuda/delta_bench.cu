@@ -1,6 +1,7 @@
-// fla_cuda_delta_bench [SHAPE-TEXT [OPERATOR [profile]]]: checks the delta rule's engine against the reference at small
-// shapes on this GPU, then times it: one line per operator, shape and mode. With profile nothing is checked and each
-// call runs once, for a profiler. Needs no library beside libc and the driver.
+// fla_cuda_delta_bench [SHAPE-TEXT [OPERATOR [profile|cuts]]]: checks the delta rule's engine against the reference at
+// small shapes on this GPU, then times it: one line per operator, shape and mode. With profile nothing is checked and
+// each call runs once, for a profiler; with cuts forwards are timed with time cut elsewhere, too. Needs no library
+// beside libc and the driver.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "fla/kernels/cuda/launch.h"
 #include "fla/ops/common/delta_cuda.h"
+#include "fla/ops/common/delta_cuda_internal.h"
 #include "tests/cuda/delta_case.h"
 
 namespace fla::cuda {
@@ -66,10 +68,12 @@ struct Shape {
   std::int64_t B, T, H, HV, D;
 };
 constexpr Shape kShapes[] = {
-    {"B1_T8192_H96_D128", 1, 8192, 96, 96, 128},   {"B2_T16384_H16_D128", 2, 16384, 16, 16, 128},
-    {"B4_T4096_H64_D128", 4, 4096, 64, 64, 128},   {"B4_T2048_H16_D128", 4, 2048, 16, 16, 128},
-    {"B8_T2048_H32_D256", 8, 2048, 32, 32, 256},   {"B8_T1024_H8_D64", 8, 1024, 8, 8, 64},
-    {"B1_T32768_H2_HV8_D128", 1, 32768, 2, 8, 128}};
+    {"B1_T8192_H96_D128", 1, 8192, 96, 96, 128},    {"B2_T16384_H16_D128", 2, 16384, 16, 16, 128},
+    {"B4_T4096_H64_D128", 4, 4096, 64, 64, 128},    {"B4_T2048_H16_D128", 4, 2048, 16, 16, 128},
+    {"B8_T2048_H32_D256", 8, 2048, 32, 32, 256},    {"B8_T1024_H8_D64", 8, 1024, 8, 8, 64},
+    {"B1_T32768_H2_HV8_D128", 1, 32768, 2, 8, 128}, {"B1_T8192_H2_HV8_D128", 1, 8192, 2, 8, 128},
+    {"B1_T2048_H2_HV8_D128", 1, 2048, 2, 8, 128},   {"B1_T32768_H4_HV16_D128", 1, 32768, 4, 16, 128},
+    {"B1_T2048_H4_HV16_D128", 1, 2048, 4, 16, 128}, {"B1_T16384_H8_HV32_D128", 1, 16384, 8, 32, 128}};
 
 // n numbers f(normal) as T, from a block of random ones repeated.
 template <typename T, typename F>
@@ -117,16 +121,32 @@ void time_call(const char* op, const char* mode, const Shape& x, const DeltaPlan
   }
   std::sort(ms.begin(), ms.end());
   std::printf(
-      "%-10s %-21s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d loaders %d blocks %lld workspace %.1f "
-      "MiB\n",
+      "%-10s %-21s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d loaders %d blocks %lld segment %d "
+      "workspace %.1f MiB\n",
       op, x.name, mode, static_cast<double>(ms[ms.size() / 2]), static_cast<double>(ms[ms.size() / 10]),
       static_cast<double>(ms[ms.size() * 9 / 10]), plan.name, static_cast<int>(plan.columns), plan.stages,
-      plan.loaders ? 1 : 0, static_cast<long long>(p.N * p.HV * plan.parts), static_cast<double>(bytes) / 1048576.0);
+      plan.loaders ? 1 : 0, static_cast<long long>(p.N * p.HV * plan.parts), static_cast<int>(plan.segment),
+      static_cast<double>(bytes) / 1048576.0);
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
 }
 
-void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device, int calls) {
+// The forward with time cut in other places.
+void bench_cuts(const char* op, const Shape& x, const DeltaProblem& p, const DeviceInfo& device, int calls) {
+  const DeltaPlan own = delta_forward_plan(p, device), whole = delta_backward_plan(p, device);
+  if (own.kernel != DeltaKernel::Chunk || own.width > 128) return;
+  const std::int64_t all = (x.T + kDeltaBT - 1) / kDeltaBT;
+  for (std::int64_t segment = 0; segment < 2 * all; segment = segment == 0 ? 8 : segment * 2) {
+    const DeltaPlan plan = segment == 0 ? whole : delta_segment_plan(p, device, whole, std::min(segment, all));
+    const std::size_t bytes = delta_chunk_forward_workspace<bf16>(p, plan);
+    const DeviceMemory ws(bytes);
+    time_call(op, "cut", x, plan, p, bytes, calls, [&] {
+      return delta_chunk_forward<bf16>(p, plan, {}, {static_cast<std::byte*>(ws.data()), bytes});
+    });
+  }
+}
+
+void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device, int calls, bool cuts) {
   const std::int64_t rows = x.B * x.T * x.HV, n = rows * x.D, nk = x.B * x.T * x.H * x.D;
   const auto same = [](float y) { return y; };
   const auto decay = [](float y) { return -std::log1p(std::exp(-y)); };
@@ -160,6 +180,7 @@ void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device, 
     time_call(op, "fwd", x, delta_forward_plan(p, device), p, bytes, calls,
               [&] { return delta_forward(p, device, {}, space); });
   }
+  if (cuts) return bench_cuts(op, x, p, device, calls);
   const auto do_ = random_memory<bf16>(n, same);
   const DeviceMemory dq(static_cast<std::size_t>(2 * nk)), dk(static_cast<std::size_t>(2 * nk)),
       dv(static_cast<std::size_t>(2 * n)), dbeta(static_cast<std::size_t>(4 * rows)),
@@ -301,19 +322,20 @@ bool check_all(const DeviceInfo& device) {
   return good;
 }
 
-int run(const std::string& only, const std::string& op, bool profile) {
+int run(const std::string& only, const std::string& op, const std::string& mode) {
+  const bool profile = mode == "profile", cuts = mode == "cuts";
   const auto info = device_info(0);
   if (!info) {
     std::printf("%s\n", info.status().message().c_str());
     return 77;
   }
-  const bool good = profile || check_all(*info);
+  const bool good = profile || cuts || check_all(*info);
   constexpr std::pair<const char*, Gate> kOperators[] = {
       {"delta_rule", Gate::None}, {"gdn", Gate::Head}, {"kda", Gate::Channel}};
   for (const Shape& x : kShapes) {
     if (std::string(x.name).find(only) == std::string::npos) continue;
     for (const auto& [name, gate] : kOperators) {
-      if (op.empty() || op == name) bench(name, gate, x, *info, profile ? 1 : 21);
+      if (op.empty() || op == name) bench(name, gate, x, *info, profile ? 1 : 21, cuts);
     }
     std::fflush(stdout);
   }
@@ -330,4 +352,6 @@ int run(const std::string& only, const std::string& op, bool profile) {
 }  // namespace
 }  // namespace fla::cuda
 
-int main(int argc, char** argv) { return fla::cuda::run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "", argc > 3); }
+int main(int argc, char** argv) {
+  return fla::cuda::run(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "", argc > 3 ? argv[3] : "");
+}

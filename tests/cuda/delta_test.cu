@@ -3,6 +3,7 @@
 
 #include "fla/kernels/cuda/launch.h"
 #include "fla/ops/common/delta_cuda.h"
+#include "fla/ops/common/delta_cuda_internal.h"
 #include "tests/cuda/delta_case.h"
 
 namespace fla::cuda {
@@ -297,6 +298,104 @@ TEST(CudaDeltaChunk, GateOfChannelsPacked) {
          .gate = Gate::Channel,
          .states = true},
         DeltaKernel::Chunk, kSixteen);
+}
+
+// The same with time cut every `chunks` chunks of 32 tokens.
+void run_segments(const DeltaProblem& p, std::int64_t chunks) {
+  const DeltaPlan plan = delta_segment_plan(p, device(), delta_backward_plan(p, device()), chunks);
+  ASSERT_EQ(plan.kernel, DeltaKernel::Chunk) << plan.why_token;
+  const bool bf = p.q.dtype == DType::BF16;
+  const std::size_t bytes =
+      bf ? delta_chunk_forward_workspace<bf16>(p, plan) : delta_chunk_forward_workspace<f16>(p, plan);
+  const DeviceMemory ws(bytes);
+  const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
+  const Status s = bf ? delta_chunk_forward<bf16>(p, plan, {}, space) : delta_chunk_forward<f16>(p, plan, {}, space);
+  ASSERT_TRUE(s.ok()) << s.message();
+  const Status done = wait_for_device();
+  ASSERT_TRUE(done.ok()) << done.message();
+}
+void check_segments(const DeltaCase& c, std::int64_t chunks, double limit = kSixteen) {
+  DeltaData d(c);
+  ASSERT_TRUE(run_delta_reference(d.host).ok());
+  std::vector<std::byte> o, ht;
+  for (int order = 0; order < kOrders; ++order) {
+    use_order(order);
+    run_segments(d.device, chunks);
+    if (::testing::Test::HasFatalFailure()) return;
+    if (order == 0) {
+      o = d.o.device_bytes();
+      ht = d.ht.device_bytes();
+      EXPECT_LE(relative_rms(d.o.device_values(), d.o_ref.host_values()), limit);
+      EXPECT_LE(relative_rms(d.ht.device_values(), d.ht_ref.host_values()), limit);
+    } else {
+      EXPECT_TRUE(d.o.device_bytes() == o && d.ht.device_bytes() == ht) << "order " << order;
+    }
+  }
+}
+
+TEST(CudaDeltaSegments, NoGate) {
+  check_segments({.B = 2, .T = 300, .H = 1, .HV = 1, .K = 64, .V = 40, .gate = Gate::None, .erase = Erase::Plain}, 2);
+}
+TEST(CudaDeltaSegments, GateOfHead) {
+  check_segments({.T = 201, .H = 1, .HV = 2, .K = 128, .V = 136, .gate_divisor = 16.0F}, 2);
+}
+TEST(CudaDeltaSegments, GateOfHeadHalf) {
+  check_segments({.T = 160, .H = 1, .HV = 1, .K = 128, .V = 64, .type = DType::F16, .gate_divisor = 16.0F}, 1, 1e-3);
+}
+TEST(CudaDeltaSegments, GateOfChannels) {
+  for (const std::int64_t K : {64, 104}) {
+    check_segments({.T = 201, .H = 1, .HV = 2, .K = K, .V = 72, .gate = Gate::Channel, .gate_divisor = 16.0F}, 2);
+  }
+}
+TEST(CudaDeltaSegments, StrongGates) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    check_segments({.T = 170, .H = 1, .HV = 1, .gate = gate, .strong_share = 0.02F, .zero_share = 0.6F}, 1);
+  }
+}
+TEST(CudaDeltaSegments, PackedWithEmptySequences) {
+  check_segments({.T = 517,
+                  .H = 1,
+                  .HV = 2,
+                  .cu = {0, 0, 1, 65, 65, 129, 192, 321, 321, 517, 517},
+                  .gate_divisor = 16.0F,
+                  .state_v_first = true},
+                 2);
+}
+TEST(CudaDeltaSegments, NoTokens) { check_segments({.T = 0, .H = 1, .HV = 1, .cu = {0, 0, 0}}, 2, 0.0); }
+TEST(CudaDeltaSegments, NoStates) {
+  DeltaData d({.T = 130, .H = 1, .HV = 1, .gate_divisor = 16.0F, .initial = false});
+  ASSERT_TRUE(run_delta_reference(d.host).ok());
+  DeltaProblem p = d.device;
+  p.ht = {};
+  run_segments(p, 1);
+  EXPECT_LE(relative_rms(d.o.device_values(), d.o_ref.host_values()), kSixteen);
+}
+TEST(CudaDeltaSegments, RowsDoNotDependOnLaterOnes) {
+  constexpr std::int64_t kChanged = 100;
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    const DeltaCase c{.T = 200, .H = 1, .HV = 1, .gate = gate, .gate_divisor = 16.0F};
+    DeltaCase other = c;
+    other.seed = 2;
+    DeltaData a(c), b(other);
+    run_segments(a.device, 1);
+    const auto rows_of = [&](const Twin& t) {
+      const auto bytes = t.device_bytes();
+      return std::vector<std::byte>(
+          bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(bytes.size() / static_cast<std::size_t>(c.T) *
+                                                                     static_cast<std::size_t>(kChanged)));
+    };
+    const auto before = rows_of(a.o);
+    for (auto x : {&DeltaData::q, &DeltaData::k, &DeltaData::v, &DeltaData::g, &DeltaData::beta}) {
+      const std::vector<std::byte>& from = (b.*x).host;
+      std::vector<std::byte> mixed = (a.*x).host;
+      const auto at =
+          static_cast<std::ptrdiff_t>(from.size() / static_cast<std::size_t>(c.T) * static_cast<std::size_t>(kChanged));
+      std::copy(from.begin() + at, from.end(), mixed.begin() + at);
+      (a.*x).device->upload(mixed.data());
+    }
+    run_segments(a.device, 1);
+    EXPECT_TRUE(rows_of(a.o) == before);
+  }
 }
 
 // All gradients in every order of threads, within `limit` of the reference and of equal bits.

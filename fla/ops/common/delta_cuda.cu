@@ -13,6 +13,8 @@ namespace {
 
 constexpr std::int64_t kMostWidth = 256, kDecodeTokens = 8;
 
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+
 // Why the chunk kernels cannot serve the problem. The checks of alignment look at addresses and strides only.
 std::string chunk_refusal(const DeltaProblem& p) {
   if (p.q.dtype != DType::BF16 && p.q.dtype != DType::F16) {
@@ -116,10 +118,26 @@ std::string DeltaPlan::text() const {
   if (kernel != DeltaKernel::Chunk) return std::string(name) + " (" + why_token + ")";
   return std::string(name) + ", K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
          (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
-         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" + (loaders ? ", loading warps" : "");
+         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" + (loaders ? ", loading warps" : "") +
+         (segments > 1 ? ", time cut every " + std::to_string(segment * kDeltaBT) + " tokens" : "");
 }
 
-DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+DeltaPlan delta_segment_plan(const DeltaProblem& p, const DeviceInfo& device, DeltaPlan plan, std::int64_t chunks) {
+  plan.segment = chunks;
+  plan.segments = std::max<std::int64_t>(1, ceil_div(p.T, chunks * kDeltaBT));
+  plan.columns = kDeltaWide;
+  plan.parts = ceil_div(p.V, kDeltaWide);
+  plan.loaders = false;
+  const auto room =
+      static_cast<std::int64_t>(device.shared_per_sm) / 2 - static_cast<std::int64_t>(device.shared_reserved_block);
+  const std::int64_t stages = room / delta_segment_stage_bytes(plan.width, p.gk.present(), true);
+  plan.stages = static_cast<int>(std::clamp<std::int64_t>(stages, 2, 3));
+  return plan;
+}
+
+namespace {
+
+DeltaPlan whole_plan(const DeltaProblem& p, const DeviceInfo& device) {
   DeltaPlan plan;
   plan.why_token = chunk_refusal(p);
   const bool bf = p.q.dtype == DType::BF16;
@@ -153,6 +171,13 @@ DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
                     static_cast<std::int64_t>(device.shared_reserved_block) - kDeltaChunkExtraBytes;
   const std::int64_t most = (static_cast<std::int64_t>(device.shared_per_block) - kDeltaChunkExtraBytes) / stage;
   plan.stages = static_cast<int>(std::clamp<std::int64_t>(std::min(room / stage, most), 2, 4));
+  return plan;
+}
+
+}  // namespace
+
+DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+  const DeltaPlan plan = whole_plan(p, device);
   return plan;
 }
 
@@ -199,7 +224,7 @@ std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& devi
 }
 
 DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
-  DeltaPlan plan = delta_forward_plan(p, device);
+  DeltaPlan plan = whole_plan(p, device);
   plan.why_token = chunk_backward_refusal(p);
   if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
   plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";

@@ -18,13 +18,15 @@ enum class DeltaKernel : std::uint8_t { Chunk, Token, Decode };
 struct DeltaPlan {
   DeltaKernel kernel = DeltaKernel::Token;
   const char* name = "";
-  std::string why_token;     // why the tensor cores cannot serve the problem; empty where they do
-  std::int64_t width = 0;    // key channels that a block is compiled for
-  std::int64_t columns = 0;  // value channels of a block
-  std::int64_t parts = 0;    // blocks that share the value channels of a head
-  int stages = 0;            // chunks in shared memory at a time
-  bool loaders = false;      // whether a block has warps that only load
-  std::string text() const;  // as `fla explain` prints it
+  std::string why_token;      // why the tensor cores cannot serve the problem; empty where they do
+  std::int64_t width = 0;     // key channels that a block is compiled for
+  std::int64_t columns = 0;   // value channels of a block
+  std::int64_t parts = 0;     // blocks that share the value channels of a head
+  int stages = 0;             // chunks in shared memory at a time
+  bool loaders = false;       // whether a block has warps that only load
+  std::int64_t segment = 0;   // chunks after which time is cut; 0: the kernel knows no segments
+  std::int64_t segments = 1;  // that a sequence has at most
+  std::string text() const;   // as `fla explain` prints it
 };
 
 // Why the engine cannot serve the problem; empty where it can.

@@ -25,6 +25,10 @@ struct DeltaChunkSpace {
   T *e, *dvbar;          // [BT, 16 value_tiles]
   float* partials;       // [1 + K], or [2] with a gate per head: sums over the chunk for A_log and dt_bias
   int value_tiles;       // of 16 value channels that the blocks of a head cover
+  // Where time is cut, an item per (segment, value head): delta_cuda_segment.cuh
+  std::uint32_t* transfers;  // M^T as operand tiles, upper and lower halves in pairs of bf16
+  float* ends;               // N, then the state at the segment's end, as accumulators: [value_tiles, KP / 8]
+  std::int64_t segment;      // chunks
 };
 
 // Few instances keep the build short: 64 value channels per block, and K <= 64 as such, only where they pay most.
@@ -40,26 +44,26 @@ struct Chunk {
   int rows;         // may be 0
 };
 
-FLA_DEVICE std::int64_t first_slot(const DeltaArgs& p, const Span& s, std::int64_t n) {
-  return p.cu_seqlens.present() ? s.begin / kBT + n : n * ((p.T + kBT - 1) / kBT);
+// Number of a sequence's first piece of `tokens` tokens, and the sequence that a piece belongs to.
+FLA_DEVICE std::int64_t first_slot(const DeltaArgs& p, const Span& s, std::int64_t n, std::int64_t tokens = kBT) {
+  return p.cu_seqlens.present() ? s.begin / tokens + n : n * ((p.T + tokens - 1) / tokens);
+}
+FLA_DEVICE std::int64_t sequence_of(const DeltaArgs& p, std::int64_t slot, std::int64_t tokens) {
+  if (!p.cu_seqlens.present()) return slot / ((p.T + tokens - 1) / tokens);
+  std::int64_t n = 0, above = p.N;  // first_slot is strictly increasing
+  while (above - n > 1) {
+    const std::int64_t middle = (n + above) / 2;
+    if (boundary(p, middle) / tokens + middle <= slot) {
+      n = middle;
+    } else {
+      above = middle;
+    }
+  }
+  return n;
 }
 
 FLA_DEVICE Chunk find_chunk(const DeltaArgs& p, std::int64_t slot) {
-  std::int64_t n;
-  if (p.cu_seqlens.present()) {
-    std::int64_t above = p.N;  // first_slot is strictly increasing
-    n = 0;
-    while (above - n > 1) {
-      const std::int64_t middle = (n + above) / 2;
-      if (boundary(p, middle) / kBT + middle <= slot) {
-        n = middle;
-      } else {
-        above = middle;
-      }
-    }
-  } else {
-    n = slot / ((p.T + kBT - 1) / kBT);
-  }
+  const std::int64_t n = sequence_of(p, slot, kBT);
   const Span s = sequence(p, n);
   const std::int64_t t0 = (slot - first_slot(p, s, n)) * kBT, left = s.length - t0;
   return {s, t0, left <= 0 ? 0 : left < kBT ? static_cast<int>(left) : kBT};
@@ -213,6 +217,10 @@ std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool
   take(w.dvbar, kept * kBT * values);
   take(w.partials, p.dA_log || p.ddt_bias ? kept * static_cast<std::size_t>(1 + (p.gk ? p.K : 1)) : 0);
   w.value_tiles = static_cast<int>(values / 16);
+  const auto segments = plan.segments > 1 ? static_cast<std::size_t>(delta_segment_slots(p, plan.segment) * p.HV) : 0;
+  take(w.transfers, segments * width * width);
+  take(w.ends, segments * values * width);
+  w.segment = plan.segment;
   return bytes;
 }
 

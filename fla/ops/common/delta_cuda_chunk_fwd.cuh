@@ -561,6 +561,9 @@ Status launch_chunk_kernels(const DeltaProblem& p, const DeltaPlan& plan, const 
         stream, a, w, items);
     if (!s) return s;
   }
+  if constexpr (KP <= 128) {
+    if (plan.segment > 0) return launch_segments<T>(p, plan, w, stream);
+  }
   Launch l{.name = "delta_chunk_kernel", .grid = {p.N * p.HV * plan.parts}};
   l.threads = static_cast<int>((plan.loaders ? 4 : 2) * plan.columns);
   if constexpr (kWideBlocks<T, KP>) {

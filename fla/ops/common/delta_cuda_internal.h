@@ -33,6 +33,22 @@ inline std::int64_t delta_chunk_slots(const DeltaProblem& p) {
   return p.cu_seqlens ? p.T / kDeltaBT + p.N : p.N * ((p.T + kDeltaBT - 1) / kDeltaBT);
 }
 
+// A block of the kernels that serve segments of time has this many value channels; a stage of theirs holds q and P
+// where it gives outputs.
+inline constexpr std::int64_t kDeltaWide = 128;
+constexpr std::int64_t delta_segment_stage_bytes(std::int64_t width, bool channel, bool output) {
+  const std::int64_t BT = kDeltaBT, keys = (channel ? 2 : 1) + (output ? 1 : 0);
+  return 2 * BT * (keys * (width + 8) + ((output ? 2 : 1) * BT + 8) + (kDeltaWide + 8)) +
+         4 * (channel ? BT + width : 5 * BT);
+}
+// Places of segments in the workspace, in the way of delta_chunk_slots.
+inline std::int64_t delta_segment_slots(const DeltaProblem& p, std::int64_t chunks) {
+  const std::int64_t tokens = chunks * kDeltaBT;
+  return p.cu_seqlens ? p.T / tokens + p.N : p.N * ((p.T + tokens - 1) / tokens);
+}
+// The chunk kernels' plan with time cut into segments of so many chunks.
+DeltaPlan delta_segment_plan(const DeltaProblem& p, const DeviceInfo& device, DeltaPlan plan, std::int64_t chunks);
+
 template <typename T>
 std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
 template <typename T>
@@ -49,6 +65,9 @@ struct DeltaChunkSpace;
 // The prologue and the forward, which other translation units of the same T have.
 template <typename T>
 Status launch_chunk(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
+// What follows the prologue where plan.segment is given.
+template <typename T>
+Status launch_segments(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
 
 // What of the backward is parallel over chunks, after the states, adjoints, E and dVbar are there.
 template <typename T>
