@@ -39,6 +39,28 @@ bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, doubl
   return good;
 }
 
+// The forward with time cut every `chunks` chunks.
+bool check_cut(const char* name, const DeltaCase& c, const DeviceInfo& device, std::int64_t chunks, double limit) {
+  DeltaData d(c);
+  const DeltaPlan plan = delta_segment_plan(d.device, device, delta_backward_plan(d.device, device), chunks);
+  const std::size_t bytes = delta_chunk_forward_workspace<bf16>(d.device, plan);
+  const DeviceMemory ws(bytes);
+  const Status expected = run_delta_reference(d.host);
+  const Status called =
+      expected ? delta_chunk_forward<bf16>(d.device, plan, {}, {static_cast<std::byte*>(ws.data()), bytes}) : expected;
+  const Status s = called ? wait_for_device() : called;
+  if (!s) {
+    std::printf("check %-24s %s\n", name, s.message().c_str());
+    return false;
+  }
+  const double o = relative_rms(d.o.device_values(), d.o_ref.host_values());
+  const double ht = relative_rms(d.ht.device_values(), d.ht_ref.host_values());
+  const bool good = o <= limit && ht <= limit;
+  std::printf("check %-24s cut every %lld R(o) %.2e R(ht) %.2e %s\n", name, static_cast<long long>(32 * chunks), o, ht,
+              good ? "ok" : "WRONG");
+  return good;
+}
+
 bool check_backward(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
   DeltaData d(c);
   const std::size_t bytes = delta_backward_workspace(d.device, device);
@@ -263,8 +285,35 @@ bool check_decode(const char* name, const DeltaCase& c, const DeviceInfo& device
   return good;
 }
 
-bool check_all(const DeviceInfo& device) {
+bool check_cuts(const DeviceInfo& device) {
   bool good = true;
+  for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
+    for (const std::int64_t D : {64, 128}) {
+      for (const std::int64_t chunks : {4, 100}) {
+        const std::string name = "BF16 D" + std::to_string(D) +
+                                 (gate == Gate::None   ? " plain"
+                                  : gate == Gate::Head ? " head"
+                                                       : " channel");
+        good &= check_cut(name.c_str(),
+                          {.T = 2000,
+                           .H = 1,
+                           .HV = 2,
+                           .K = D,
+                           .V = D,
+                           .cu = {0, 0, 1, 129, 700, 700, 2000},
+                           .gate = gate,
+                           .gate_divisor = 32.0F,
+                           .erase = gate == Gate::None ? Erase::Plain : Erase::Decayed},
+                          device, chunks, 4e-3);
+      }
+    }
+  }
+  std::fflush(stdout);
+  return good;
+}
+
+bool check_all(const DeviceInfo& device) {
+  bool good = check_cuts(device);
   good &= check("F32 head", {.T = 100, .HV = 2, .K = 128, .V = 100, .type = DType::F32}, device, 2e-6);
   good &= check("F32 channel", {.T = 100, .HV = 2, .K = 60, .V = 60, .type = DType::F32, .gate = Gate::Channel}, device,
                 2e-6);
@@ -329,7 +378,7 @@ int run(const std::string& only, const std::string& op, const std::string& mode)
     std::printf("%s\n", info.status().message().c_str());
     return 77;
   }
-  const bool good = profile || cuts || check_all(*info);
+  const bool good = profile || (cuts ? check_cuts(*info) : check_all(*info));
   constexpr std::pair<const char*, Gate> kOperators[] = {
       {"delta_rule", Gate::None}, {"gdn", Gate::Head}, {"kda", Gate::Channel}};
   for (const Shape& x : kShapes) {

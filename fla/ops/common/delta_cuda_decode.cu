@@ -1,9 +1,11 @@
 // delta_decode_kernel: 1 to 8 tokens a sequence on states whose value channels lie beside each other: each state is
-// read and written once, 16 bytes a thread at a time, all of them asked for before the first is used, and after the
-// tokens, so that these need no registers beside them. The equations are delta_token_kernel's.
+// read and written once, and all of a thread's part of it is asked for before the first is used. The equations are
+// delta_token_kernel's.
 //
-// grid     N * HV * ceil(V / 64) in x; 256 threads: a thread has 16 bytes of each of its neighbouring key channels
-// shared   q, k, e^{g + gk} [T, KP], v, beta [T, 64], k^T q [T], sums over a warp's keys [2, 8, 2, 64], fp32
+// grid     N * HV * value blocks in x; 256 threads: a thread has 4 value channels of neighbouring key channels, so that
+//          a warp moves whole rows and adds over keys without exchange
+// shared   the state, where there is one token; q, k, e^{g + gk} [T, KP], v, beta [T, columns], sums over a warp's keys
+//          [2, 2, 8, columns], k^T q [T], fp32
 // offsets  int64
 #include "fla/ops/common/delta_cuda_token.cuh"
 
@@ -11,37 +13,56 @@ namespace fla::cuda {
 
 namespace {
 
-constexpr int kColumns = 64, kThreads = 256, kWarps = kThreads / 32, kMostTokens = 8;
+constexpr int kThreads = 256, kWarps = kThreads / 32, kMostTokens = 8, kEach = 4;  // value channels of a thread
 
-template <typename T, int KP>
+// ONE: a single token. Its states wait in shared memory, which holds more of them than registers do.
+template <typename T, int KP, bool ONE>
 struct DecodeShape {
-  static constexpr int kEach = 16 / static_cast<int>(sizeof(T));  // value channels of a thread
-  static constexpr int kLanes = kColumns / kEach;                 // threads that share a key channel
-  static constexpr int kRows = KP * kLanes / kThreads;            // key channels of a thread
-  static constexpr int kPiece = kRows < 4 || sizeof(T) == 4 ? 2 : 4;
-  // Blocks that a multiprocessor's registers hold with all states in them.
-  static constexpr int kBlocks = KP == 256 ? 1 : sizeof(T) == 2 ? 2 : KP == 64 ? 4 : 3;
-  static constexpr int bytes(int tokens) { return 4 * (tokens * (3 * KP + 2 * kColumns + 1) + 4 * kWarps * kColumns); }
+  static constexpr int kColumns = ONE && KP == 128 ? 128 : 64;
+  static constexpr int kLanes = kColumns / kEach;       // threads that share a key channel
+  static constexpr int kRows = KP * kLanes / kThreads;  // key channels of a thread
+  static constexpr int kStateBytes = ONE ? KP * kColumns * static_cast<int>(sizeof(T)) : 0;
+  // Blocks that fit on a multiprocessor.
+  static constexpr int kBlocks = KP == 64 ? (ONE ? 6 : 4) : !ONE ? 2 : sizeof(T) == 2 ? 4 : 3;
+  static constexpr int bytes(int tokens) {
+    return kStateBytes + 4 * (tokens * (3 * KP + 2 * kColumns + 1) + 4 * kWarps * kColumns);
+  }
 };
 
-template <typename T, int KP>
-FLA_KERNEL(kThreads, (DecodeShape<T, KP>::kBlocks))
+template <typename T, int KP, bool ONE>
+FLA_KERNEL(kThreads, (DecodeShape<T, KP, ONE>::kBlocks))
 delta_decode_kernel(const DeltaArgs p) {
-  using Shape = DecodeShape<T, KP>;
-  constexpr int kEach = Shape::kEach, kLanes = Shape::kLanes, kRows = Shape::kRows, kPiece = Shape::kPiece;
+  using Shape = DecodeShape<T, KP, ONE>;
+  constexpr int kColumns = Shape::kColumns, kLanes = Shape::kLanes, kRows = Shape::kRows;
   const int parts = (p.V + kColumns - 1) / kColumns, part = block_x() % parts, hv = block_x() / parts % p.HV;
-  const int n = block_x() / parts / p.HV, hk = hv / (p.HV / p.H), tokens = static_cast<int>(p.T), v0 = part * kColumns;
+  const int n = block_x() / parts / p.HV, hk = hv / (p.HV / p.H), v0 = part * kColumns;
+  const int tokens = ONE ? 1 : static_cast<int>(p.T);
   const int id = thread_id(), local = id % kLanes * kEach, first = id / kLanes * kRows, column = v0 + local;
 
   const std::int64_t source = source_slot(p, n);
-  const bool padding = source < 0;
+  const bool padding = source < 0, inside = column < p.V, starts = p.h0.present() && !padding && inside;
+  const T* from = starts ? p.h0.view.at<T>(source, hv, first) + column : nullptr;
+  const auto has_row = [&](int i) { return first + i < p.K; };
+  const Shared<T> waiting = shared<T>(0, Shape::kStateBytes / static_cast<int>(sizeof(T))) + id * kEach;
+  if constexpr (ONE) {
+    FLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      const bool real = starts && has_row(i);
+      constexpr int kBytes = kEach * static_cast<int>(sizeof(T));
+      cp_async<kBytes>(waiting + i * kThreads * kEach, real ? from + i * p.h0.view.stride[2] : p.q.view.at<T>(0),
+                       real ? kBytes : 0);
+    }
+    cp_async_commit();
+  }
+
   const int key_tile = tokens * KP, value_tile = tokens * kColumns;
-  const Shared<float> sq = shared<float>(0, key_tile), sk = shared<float>(4 * key_tile, key_tile),
-                      sd = shared<float>(8 * key_tile, key_tile), sv = shared<float>(12 * key_tile, value_tile),
-                      sb = shared<float>(12 * key_tile + 4 * value_tile, value_tile),
-                      partial = shared<float>(12 * key_tile + 8 * value_tile, 4 * kWarps * kColumns),
-                      sqk = shared<float>(12 * key_tile + 8 * value_tile + 16 * kWarps * kColumns, tokens);
-  const float multiplier = gate_multiplier(p, hv);
+  int place = Shape::kStateBytes;
+  const auto take = [&](int count) {
+    place += 4 * count;
+    return shared<float>(place - 4 * count, count);
+  };
+  const Shared<float> sq = take(key_tile), sk = take(key_tile), sd = take(key_tile), sv = take(value_tile),
+                      sb = take(value_tile), partial = take(4 * kWarps * kColumns), sqk = take(tokens);
   for (int task = warp_id(); task < 3 * tokens; task += kWarps) {
     const int t = task / 3;
     if (task % 3 == 0) {
@@ -64,47 +85,59 @@ delta_decode_kernel(const DeltaArgs p) {
       qk = warp_sum(qk) * by_q * by_k;
       if (lane_id() == 0) sqk.store(t, qk);
     } else if (task % 3 == 1) {
-      stage_decay<KP>(p, n, t, hv, multiplier, sd + t * KP);
+      stage_decay<KP>(p, n, t, hv, gate_multiplier(p, hv), sd + t * KP);
     } else {
       FLA_UNROLL
       for (int j = lane_id(); j < kColumns; j += 32) {
-        const bool inside = v0 + j < p.V;
-        sv.store(t * kColumns + j, inside ? p.v.load(n, t, hv, v0 + j) : 0.0F);
-        sb.store(t * kColumns + j, inside ? load_beta(p, n, t, hv, v0 + j) : 0.0F);
+        const bool real = v0 + j < p.V;
+        sv.store(t * kColumns + j, real ? p.v.load(n, t, hv, v0 + j) : 0.0F);
+        sb.store(t * kColumns + j, real ? load_beta(p, n, t, hv, v0 + j) : 0.0F);
       }
     }
   }
-  Vec<T, kEach> raw[kRows];
-  const T* from = p.h0.present() && !padding ? p.h0.view.at<T>(source, hv, first) + column : nullptr;
-  FLA_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    raw[i] = {};
-    if (from != nullptr && column < p.V && first + i < p.K) raw[i] = load_global<kEach>(from + i * p.h0.view.stride[2]);
+  float S[ONE ? 1 : kRows][kEach];
+  if constexpr (ONE) {
+    cp_async_wait<0>();
+  } else {
+    FLA_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+      Vec<T, kEach> x = {};
+      if (starts && has_row(i)) x = load_global<kEach>(from + i * p.h0.view.stride[2]);
+      FLA_UNROLL
+      for (int e = 0; e < kEach; ++e) S[i][e] = to_f32(x.x[e]);
+    }
   }
   sync_threads();
 
-  float S[kRows][kEach];
-  FLA_UNROLL
-  for (int i = 0; i < kRows; ++i) {
-    FLA_UNROLL
-    for (int e = 0; e < kEach; ++e) S[i][e] = to_f32(raw[i].x[e]);
-  }
+  // The state's row i before token t, which the next call for it replaces.
+  const auto row_before = [&](int i) {
+    Vec<float, kEach> x;
+    if constexpr (ONE) {
+      const Vec<T, kEach> raw = waiting.template load_vec<kEach>(i * kThreads * kEach);
+      FLA_UNROLL
+      for (int e = 0; e < kEach; ++e) x.x[e] = to_f32(raw.x[e]);
+    } else {
+      FLA_UNROLL
+      for (int e = 0; e < kEach; ++e) x.x[e] = S[i][e];
+    }
+    return x;
+  };
   FLA_ROLL
   for (int t = 0; t < tokens; ++t) {
-    float seen[kEach] = {}, out[kEach] = {};
+    Vec<float, kEach> seen = {}, out = {};
     FLA_UNROLL
-    for (int i = 0; i < kRows; i += kPiece) {
+    for (int i = 0; i < kRows; i += 4) {
       const int at = t * KP + first + i;
-      const auto d = sd.load_vec<kPiece>(at), k = sk.load_vec<kPiece>(at), q = sq.load_vec<kPiece>(at);
+      const Vec<float, 4> d = sd.load_vec<4>(at), k = sk.load_vec<4>(at), q = sq.load_vec<4>(at);
       FLA_UNROLL
-      for (int u = 0; u < kPiece; ++u) {
+      for (int u = 0; u < 4; ++u) {
+        const Vec<float, kEach> x = row_before(i + u);
         FLA_UNROLL
         for (int e = 0; e < kEach; ++e) {
-          float& x = S[i + u][e];
-          const float was = x;
-          x *= d.x[u];
-          seen[e] += k.x[u] * (p.decayed ? x : was);
-          out[e] += q.x[u] * x;
+          const float decayed = d.x[u] * x.x[e];
+          seen.x[e] += k.x[u] * (p.decayed ? decayed : x.x[e]);
+          out.x[e] += q.x[u] * decayed;
+          if constexpr (!ONE) S[i + u][e] = decayed;
         }
       }
     }
@@ -112,83 +145,82 @@ delta_decode_kernel(const DeltaArgs p) {
     for (int e = 0; e < kEach; ++e) {
       FLA_UNROLL
       for (int by = kLanes; by < 32; by *= 2) {
-        seen[e] += shuffle_xor(seen[e], by);
-        out[e] += shuffle_xor(out[e], by);
+        seen.x[e] += shuffle_xor(seen.x[e], by);
+        out.x[e] += shuffle_xor(out.x[e], by);
       }
     }
     const Shared<float> sums = partial + t % 2 * (2 * kWarps * kColumns);  // two, so that one barrier a token is enough
     if (lane_id() < kLanes) {
-      FLA_UNROLL
-      for (int e = 0; e < kEach; e += 4) {
-        const int to = warp_id() * kColumns + local + e;
-        sums.store_vec<4>(to, Vec<float, 4>{{seen[e], seen[e + 1], seen[e + 2], seen[e + 3]}});
-        sums.store_vec<4>(kWarps * kColumns + to, Vec<float, 4>{{out[e], out[e + 1], out[e + 2], out[e + 3]}});
-      }
+      sums.store_vec<kEach>(warp_id() * kColumns + local, seen);
+      sums.store_vec<kEach>((kWarps + warp_id()) * kColumns + local, out);
     }
     sync_threads();
-    float error[kEach] = {};
-    FLA_UNROLL
-    for (int e = 0; e < kEach; e += 4) {
-      FLA_ROLL
-      for (int w = 0; w < kWarps; w += 2) {  // all at once would not leave the states their registers
-        const Vec<float, 4> x = sums.load_vec<4>(w * kColumns + local + e),
-                            y = sums.load_vec<4>((w + 1) * kColumns + local + e);
-        FLA_UNROLL
-        for (int f = 0; f < 4; ++f) error[e + f] += x.x[f] + y.x[f];
-      }
-      const Vec<float, 4> v = sv.load_vec<4>(t * kColumns + local + e), beta = sb.load_vec<4>(t * kColumns + local + e);
+    const auto sum_of_warps = [&](Shared<float> from_warps) {
+      Vec<float, kEach> sum = {};
       FLA_UNROLL
-      for (int f = 0; f < 4; ++f) error[e + f] = beta.x[f] * (v.x[f] - error[e + f]);
-    }
-    FLA_UNROLL
-    for (int i = 0; i < kRows; i += kPiece) {
-      const auto k = sk.load_vec<kPiece>(t * KP + first + i);
-      FLA_UNROLL
-      for (int u = 0; u < kPiece; ++u) {
-        FLA_UNROLL
-        for (int e = 0; e < kEach; ++e) S[i + u][e] += k.x[u] * error[e];
-      }
-    }
-    if (p.o.present() && id < kColumns && v0 + id < p.V) {
-      float seen_all = 0.0F, out_all = 0.0F;
-      FLA_ROLL
       for (int w = 0; w < kWarps; ++w) {
-        seen_all += sums.load(w * kColumns + id);
-        out_all += sums.load((kWarps + w) * kColumns + id);
+        const Vec<float, kEach> x = from_warps.load_vec<kEach>(w * kColumns + local);
+        FLA_UNROLL
+        for (int e = 0; e < kEach; ++e) sum.x[e] += x.x[e];
       }
-      out_all += sqk.load(t) * sb.load(t * kColumns + id) * (sv.load(t * kColumns + id) - seen_all);
-      p.o.store(padding ? 0.0F : out_all, n, t, hv, v0 + id);
+      return sum;
+    };
+    Vec<float, kEach> error = sum_of_warps(sums);
+    {
+      const Vec<float, kEach> v = sv.load_vec<kEach>(t * kColumns + local),
+                              beta = sb.load_vec<kEach>(t * kColumns + local);
+      FLA_UNROLL
+      for (int e = 0; e < kEach; ++e) error.x[e] = beta.x[e] * (v.x[e] - error.x[e]);
     }
-
-    const bool last = t + 1 == tokens;
     std::int64_t slot = -1;
-    if (p.ht.present() && !padding && (p.slots_by_token || last)) {
+    if (p.ht.present() && !padding && (p.slots_by_token || t + 1 == tokens)) {
       slot = p.slot_indices.present() ? slot_of(p, n, t) : n;
     }
-    unsigned places = (slot >= 0 ? 1U : 0U) | (p.steps.present() ? 2U : 0U);
-    for (; places != 0; places &= places - 1) {
-      const bool pool = (places & 1U) != 0;
-      T* to = (pool ? p.ht.view.at<T>(slot, hv, first) : p.steps.view.at<T>(n, t, hv, first)) + column;
-      const std::int64_t stride = pool ? p.ht.view.stride[2] : p.steps.view.stride[3];
+    T* pool = slot >= 0 ? p.ht.view.at<T>(slot, hv, first) + column : nullptr;
+    T* step = p.steps.present() ? p.steps.view.at<T>(n, t, hv, first) + column : nullptr;
+    FLA_UNROLL
+    for (int i = 0; i < kRows; i += 4) {
+      const Vec<float, 4> d = sd.load_vec<4>(t * KP + first + i), k = sk.load_vec<4>(t * KP + first + i);
       FLA_UNROLL
-      for (int i = 0; i < kRows; ++i) {
-        Vec<T, kEach> x;
+      for (int u = 0; u < 4; ++u) {
+        Vec<float, kEach> x = row_before(i + u);
+        Vec<T, kEach> y;
         FLA_UNROLL
-        for (int e = 0; e < kEach; ++e) x.x[e] = from_f32<T>(padding ? 0.0F : S[i][e]);
-        if (column < p.V && first + i < p.K) store_global<kEach>(to + i * stride, x);
+        for (int e = 0; e < kEach; ++e) {
+          if constexpr (ONE) x.x[e] *= d.x[u];
+          x.x[e] += k.x[u] * error.x[e];
+          if constexpr (!ONE) S[i + u][e] = x.x[e];
+          y.x[e] = from_f32<T>(padding ? 0.0F : x.x[e]);
+        }
+        if (!inside || !has_row(i + u)) continue;
+        if (pool != nullptr) store_global<kEach>(pool + (i + u) * p.ht.view.stride[2], y);
+        if (step != nullptr) store_global<kEach>(step + (i + u) * p.steps.view.stride[3], y);
+      }
+    }
+    if (p.o.present() && warp_id() == t % kWarps && lane_id() < kLanes && inside) {
+      const Vec<float, kEach> all = sum_of_warps(sums + kWarps * kColumns);
+      FLA_UNROLL
+      for (int e = 0; e < kEach; ++e) {
+        p.o.store(padding ? 0.0F : all.x[e] + sqk.load(t) * error.x[e], n, t, hv, column + e);
       }
     }
   }
 }
 
+template <typename T, int KP, bool ONE>
+Status launch_decode(const DeltaProblem& p, Stream stream) {
+  using Shape = DecodeShape<T, KP, ONE>;
+  return launch<delta_decode_kernel<T, KP, ONE>>(
+      {.name = "delta_decode_kernel",
+       .grid = {p.N * p.HV * ((p.V + Shape::kColumns - 1) / Shape::kColumns)},
+       .threads = kThreads,
+       .shared_bytes = static_cast<std::size_t>(Shape::bytes(static_cast<int>(p.T)))},
+      stream, delta_args(p));
+}
+
 template <typename T, int KP>
 Status launch_decode(const DeltaProblem& p, Stream stream) {
-  return launch<delta_decode_kernel<T, KP>>(
-      {.name = "delta_decode_kernel",
-       .grid = {p.N * p.HV * ((p.V + kColumns - 1) / kColumns)},
-       .threads = kThreads,
-       .shared_bytes = static_cast<std::size_t>(DecodeShape<T, KP>::bytes(static_cast<int>(p.T)))},
-      stream, delta_args(p));
+  return p.T == 1 ? launch_decode<T, KP, true>(p, stream) : launch_decode<T, KP, false>(p, stream);
 }
 
 template <typename T>
