@@ -42,7 +42,7 @@ bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, doubl
 // The forward with time cut every `chunks` chunks.
 bool check_cut(const char* name, const DeltaCase& c, const DeviceInfo& device, std::int64_t chunks, double limit) {
   DeltaData d(c);
-  const DeltaPlan plan = delta_segment_plan(d.device, device, delta_backward_plan(d.device, device), chunks);
+  const DeltaPlan plan = delta_segment_plan(d.device, device, delta_whole_plan(d.device, device), chunks);
   const std::size_t bytes = delta_chunk_forward_workspace<bf16>(d.device, plan);
   const DeviceMemory ws(bytes);
   const Status expected = run_delta_reference(d.host);
@@ -155,7 +155,7 @@ void time_call(const char* op, const char* mode, const Shape& x, const DeltaPlan
 
 // The forward with time cut in other places.
 void bench_cuts(const char* op, const Shape& x, const DeltaProblem& p, const DeviceInfo& device, int calls) {
-  const DeltaPlan own = delta_forward_plan(p, device), whole = delta_backward_plan(p, device);
+  const DeltaPlan own = delta_forward_plan(p, device), whole = delta_whole_plan(p, device);
   if (own.kernel != DeltaKernel::Chunk || own.width > 128) return;
   const std::int64_t all = (x.T + kDeltaBT - 1) / kDeltaBT;
   for (std::int64_t segment = 0; segment < 2 * all; segment = segment == 0 ? 8 : segment * 2) {
@@ -317,6 +317,10 @@ bool check_all(const DeviceInfo& device) {
   good &= check("F32 head", {.T = 100, .HV = 2, .K = 128, .V = 100, .type = DType::F32}, device, 2e-6);
   good &= check("F32 channel", {.T = 100, .HV = 2, .K = 60, .V = 60, .type = DType::F32, .gate = Gate::Channel}, device,
                 2e-6);
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    good &= check(gate == Gate::Head ? "long head" : "long channel",
+                  {.T = 6000, .H = 1, .HV = 1, .K = 128, .V = 128, .gate = gate, .gate_divisor = 32.0F}, device, 4e-3);
+  }
   for (const DType t : {DType::BF16, DType::F16}) {
     for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
       for (const std::int64_t D : {64, 128, 256}) {

@@ -302,7 +302,7 @@ TEST(CudaDeltaChunk, GateOfChannelsPacked) {
 
 // The same with time cut every `chunks` chunks of 32 tokens.
 void run_segments(const DeltaProblem& p, std::int64_t chunks) {
-  const DeltaPlan plan = delta_segment_plan(p, device(), delta_backward_plan(p, device()), chunks);
+  const DeltaPlan plan = delta_segment_plan(p, device(), delta_whole_plan(p, device()), chunks);
   ASSERT_EQ(plan.kernel, DeltaKernel::Chunk) << plan.why_token;
   const bool bf = p.q.dtype == DType::BF16;
   const std::size_t bytes =
@@ -369,6 +369,27 @@ TEST(CudaDeltaSegments, NoStates) {
   p.ht = {};
   run_segments(p, 1);
   EXPECT_LE(relative_rms(d.o.device_values(), d.o_ref.host_values()), kSixteen);
+}
+TEST(CudaDeltaSegments, CutWhereHeadsAreFewAndSequencesLong) {
+  DeltaData d({.T = 64, .H = 1, .HV = 1});
+  DeviceInfo info = device();
+  info.sm_count = 132;
+  DeltaProblem p = d.device;
+  p.T = 32768;
+  p.HV = 8;
+  p.K = p.V = 128;
+  const DeltaPlan plan = delta_forward_plan(p, info);
+  EXPECT_EQ(plan.segment * plan.segments * 32, p.T);
+  EXPECT_NE(plan.text().find("time cut every "), std::string::npos) << plan.text();
+  EXPECT_GT(delta_forward_workspace(p, info), delta_chunk_forward_workspace<bf16>(p, delta_whole_plan(p, info)));
+  p.h = p.h0;
+  EXPECT_EQ(delta_forward_plan(p, info).segment, 0);
+  p.h = {};
+  p.HV = 64;
+  EXPECT_EQ(delta_forward_plan(p, info).segment, 0);
+  p.HV = 8;
+  p.T = 512;
+  EXPECT_EQ(delta_forward_plan(p, info).segment, 0);
 }
 TEST(CudaDeltaSegments, RowsDoNotDependOnLaterOnes) {
   constexpr std::int64_t kChanged = 100;

@@ -135,9 +135,7 @@ DeltaPlan delta_segment_plan(const DeltaProblem& p, const DeviceInfo& device, De
   return plan;
 }
 
-namespace {
-
-DeltaPlan whole_plan(const DeltaProblem& p, const DeviceInfo& device) {
+DeltaPlan delta_whole_plan(const DeltaProblem& p, const DeviceInfo& device) {
   DeltaPlan plan;
   plan.why_token = chunk_refusal(p);
   const bool bf = p.q.dtype == DType::BF16;
@@ -174,11 +172,46 @@ DeltaPlan whole_plan(const DeltaProblem& p, const DeviceInfo& device) {
   return plan;
 }
 
+namespace {
+
+// Microseconds that a chunk takes a multiprocessor with 1, 2, .. blocks of a kernel on it, on an H200.
+struct Pace {
+  std::int64_t resident;
+  double us[4];
+};
+constexpr Pace kNarrow = {4, {1.5, 2.5, 3.6, 4.4}}, kNarrowOf64 = {2, {2.3, 3.75}};  // delta_chunk_kernel
+constexpr Pace kSegment = {2, {4.7, 7.4}}, kTransfer = {2, {2.9, 3.2}};
+constexpr double kJoin = 2.5, kMoreKernels = 45.0;  // of a segment; of a call
+
+double us_of_chunk(const Pace& k, std::int64_t blocks, const DeviceInfo& device) {
+  const std::int64_t each = ceil_div(blocks, std::max(device.sm_count, 1)), rest = each % k.resident;
+  return static_cast<double>(each / k.resident) * k.us[k.resident - 1] + (rest > 0 ? k.us[rest - 1] : 0.0);
+}
+
 }  // namespace
 
+// Cuts time where too few heads keep the multiprocessors busy: as long as that pays for the work that it adds, about as
+// much again as the whole.
 DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
-  const DeltaPlan plan = whole_plan(p, device);
-  return plan;
+  constexpr std::int64_t kMostSegments = 64, kLeastChunks = 8;
+  const DeltaPlan whole = delta_whole_plan(p, device);
+  if (whole.kernel != DeltaKernel::Chunk || whole.width > 128 || p.h || p.N == 0) return whole;
+  const std::int64_t heads = p.N * p.HV, chunks = ceil_div(p.cu_seqlens ? p.T / p.N : p.T, kDeltaBT);
+  const std::int64_t parts = ceil_div(p.V, kDeltaWide);
+  double least = static_cast<double>(chunks) *
+                 us_of_chunk(whole.columns == 64 ? kNarrowOf64 : kNarrow, heads * whole.parts, device);
+  std::int64_t best = 0;
+  for (std::int64_t segments = 2; segments <= std::min(kMostSegments, chunks / kLeastChunks); ++segments) {
+    const std::int64_t length = ceil_div(chunks, segments);
+    const double us =
+        static_cast<double>(length) * (us_of_chunk(kSegment, heads * segments * parts, device) +
+                                       us_of_chunk(kTransfer, heads * (segments - 1) * (parts + 1), device)) +
+        static_cast<double>(segments) * kJoin + kMoreKernels;
+    if (us >= least) continue;
+    least = us;
+    best = length;
+  }
+  return best == 0 ? whole : delta_segment_plan(p, device, whole, best);
 }
 
 namespace {
@@ -224,7 +257,7 @@ std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& devi
 }
 
 DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
-  DeltaPlan plan = whole_plan(p, device);
+  DeltaPlan plan = delta_whole_plan(p, device);
   plan.why_token = chunk_backward_refusal(p);
   if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
   plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";

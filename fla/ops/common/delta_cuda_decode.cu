@@ -2,10 +2,9 @@
 // read and written once, and all of a thread's part of it is asked for before the first is used. The equations are
 // delta_token_kernel's.
 //
-// grid     N * HV * value blocks in x; 256 threads: a thread has 4 value channels of neighbouring key channels, so that
-//          a warp moves whole rows and adds over keys without exchange
-// shared   the state, where there is one token; q, k, e^{g + gk} [T, KP], v, beta [T, columns], sums over a warp's keys
-//          [2, 2, 8, columns], k^T q [T], fp32
+// grid     N * HV * ceil(V / 64) in x; a thread has 4 value channels of neighbouring key channels
+// shared   the state, where there is one token; q, k, e^{g + gk} [T, KP], v, beta [T, 64], sums over a warp's keys
+//          [2, 2, warps, 64], k^T q [T], fp32
 // offsets  int64
 #include "fla/ops/common/delta_cuda_token.cuh"
 
@@ -13,27 +12,29 @@ namespace fla::cuda {
 
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32, kMostTokens = 8, kEach = 4;  // value channels of a thread
+// Value channels of a block and of a thread; threads that share a key channel.
+constexpr int kColumns = 64, kEach = 4, kLanes = kColumns / kEach, kMostTokens = 8;
 
-// ONE: a single token. Its states wait in shared memory, which holds more of them than registers do.
+// ONE: a single token. Its states wait in shared memory, which holds more of them than registers do, and many small
+// blocks keep memory busier than few large ones.
 template <typename T, int KP, bool ONE>
 struct DecodeShape {
-  static constexpr int kColumns = ONE && KP == 128 ? 128 : 64;
-  static constexpr int kLanes = kColumns / kEach;       // threads that share a key channel
+  static constexpr int kThreads = ONE ? 128 : 256, kWarps = kThreads / 32;
   static constexpr int kRows = KP * kLanes / kThreads;  // key channels of a thread
   static constexpr int kStateBytes = ONE ? KP * kColumns * static_cast<int>(sizeof(T)) : 0;
   // Blocks that fit on a multiprocessor.
-  static constexpr int kBlocks = KP == 64 ? (ONE ? 6 : 4) : !ONE ? 2 : sizeof(T) == 2 ? 4 : 3;
+  static constexpr int kBlocksOfOne = KP == 64 ? 8 : sizeof(T) == 2 ? (KP == 128 ? 8 : 5) : KP == 128 ? 5 : 3;
+  static constexpr int kBlocks = ONE ? kBlocksOfOne : KP == 64 ? 4 : KP == 128 ? 2 : 1;
   static constexpr int bytes(int tokens) {
     return kStateBytes + 4 * (tokens * (3 * KP + 2 * kColumns + 1) + 4 * kWarps * kColumns);
   }
 };
 
 template <typename T, int KP, bool ONE>
-FLA_KERNEL(kThreads, (DecodeShape<T, KP, ONE>::kBlocks))
+FLA_KERNEL((DecodeShape<T, KP, ONE>::kThreads), (DecodeShape<T, KP, ONE>::kBlocks))
 delta_decode_kernel(const DeltaArgs p) {
   using Shape = DecodeShape<T, KP, ONE>;
-  constexpr int kColumns = Shape::kColumns, kLanes = Shape::kLanes, kRows = Shape::kRows;
+  constexpr int kThreads = Shape::kThreads, kWarps = Shape::kWarps, kRows = Shape::kRows;
   const int parts = (p.V + kColumns - 1) / kColumns, part = block_x() % parts, hv = block_x() / parts % p.HV;
   const int n = block_x() / parts / p.HV, hk = hv / (p.HV / p.H), v0 = part * kColumns;
   const int tokens = ONE ? 1 : static_cast<int>(p.T);
@@ -212,8 +213,8 @@ Status launch_decode(const DeltaProblem& p, Stream stream) {
   using Shape = DecodeShape<T, KP, ONE>;
   return launch<delta_decode_kernel<T, KP, ONE>>(
       {.name = "delta_decode_kernel",
-       .grid = {p.N * p.HV * ((p.V + Shape::kColumns - 1) / Shape::kColumns)},
-       .threads = kThreads,
+       .grid = {p.N * p.HV * ((p.V + kColumns - 1) / kColumns)},
+       .threads = Shape::kThreads,
        .shared_bytes = static_cast<std::size_t>(Shape::bytes(static_cast<int>(p.T)))},
       stream, delta_args(p));
 }

@@ -46,7 +46,8 @@ inline std::int64_t delta_segment_slots(const DeltaProblem& p, std::int64_t chun
   const std::int64_t tokens = chunks * kDeltaBT;
   return p.cu_seqlens ? p.T / tokens + p.N : p.N * ((p.T + tokens - 1) / tokens);
 }
-// The chunk kernels' plan with time cut into segments of so many chunks.
+// The forward's plan without cuts in time, and the chunk kernels' plan with time cut into segments of so many chunks.
+DeltaPlan delta_whole_plan(const DeltaProblem& p, const DeviceInfo& device);
 DeltaPlan delta_segment_plan(const DeltaProblem& p, const DeviceInfo& device, DeltaPlan plan, std::int64_t chunks);
 
 template <typename T>

@@ -340,8 +340,8 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   const auto end_at = [&](std::int64_t segment, int e) {
     return w.ends + tile_at<KP>((slot + segment) * p.HV + hv, w.value_tiles, tile, 2 * warp_id() + e);
   };
-  FragC S[2], N[2];
-  Transfers M, next;
+  FragC S[2], N[2], next_N[2];
+  Transfers M, next_M;
   const auto load_ends = [&](std::int64_t segment, FragC(&to)[2]) {
     FLA_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -350,11 +350,14 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       for (int i = 0; i < 4; ++i) to[e].x[i] = x.x[i];
     }
   };
-  load_transfers(1, M);
   load_ends(0, S);
+  load_ends(1, N);
+  load_transfers(1, M);
   for (std::int64_t segment = 1; segment < segments - 1; ++segment) {
-    load_ends(segment, N);
-    if (segment + 1 < segments - 1) load_transfers(segment + 1, next);
+    if (segment + 1 < segments - 1) {
+      load_ends(segment + 1, next_N);
+      load_transfers(segment + 1, next_M);
+    }
     const int buffer = static_cast<int>(segment % 2) * 4 * kJoinTile<KP>;
     const Shared<bf16> high = shared<bf16>(buffer, kJoinTile<KP>),
                        low = shared<bf16>(buffer + 2 * kJoinTile<KP>, kJoinTile<KP>);
@@ -367,6 +370,12 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       store_c(low + (16 * warp_id() + 8 * e), kLd, rest);
     }
     sync_threads();
+    FragC sums[2][3];  // apart, as a product waits for the one before it in the same sum
+    FLA_UNROLL
+    for (int e = 0; e < 2; ++e) {
+      FLA_UNROLL
+      for (FragC& x : sums[e]) clear(x);
+    }
     FLA_UNROLL
     for (int i = 0; i < kKeyTiles; ++i) {
       FragA<bf16> a, rest;
@@ -375,17 +384,21 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       FLA_UNROLL
       for (int e = 0; e < 2; ++e) {
         const FragB<bf16> b{{M[e][i].x[0], M[e][i].x[1]}}, b_rest{{M[e][i].x[2], M[e][i].x[3]}};
-        mma(N[e], rest, b);
-        mma(N[e], a, b_rest);
-        mma(N[e], a, b);
+        mma(sums[e][0], a, b);
+        mma(sums[e][1], a, b_rest);
+        mma(sums[e][2], rest, b);
       }
     }
     FLA_UNROLL
     for (int e = 0; e < 2; ++e) {
-      S[e] = N[e];
-      store_global<4>(end_at(segment, e), Vec<float, 4>{{S[e].x[0], S[e].x[1], S[e].x[2], S[e].x[3]}});
       FLA_UNROLL
-      for (int i = 0; i < kKeyTiles; ++i) M[e][i] = next[e][i];
+      for (int i = 0; i < 4; ++i) {
+        S[e].x[i] = N[e].x[i] + (sums[e][0].x[i] + (sums[e][1].x[i] + sums[e][2].x[i]));
+      }
+      store_global<4>(end_at(segment, e), Vec<float, 4>{{S[e].x[0], S[e].x[1], S[e].x[2], S[e].x[3]}});
+      N[e] = next_N[e];
+      FLA_UNROLL
+      for (int i = 0; i < kKeyTiles; ++i) M[e][i] = next_M[e][i];
     }
   }
 }
