@@ -504,19 +504,19 @@ Status launch_segments_of(const DeltaProblem& p, const DeltaPlan& plan, const De
   const int threads = static_cast<int>(std::min<std::int64_t>((p.V + kOwn - 1) / kOwn * kOwn, kWide));
   if (plan.segments > 1) {
     const int stages = plan.stages + 1;  // a chunk takes less room without q
-    Status s = launch<delta_transfer_kernel<T, KP, CHANNEL>>(
+    const Status formed = launch<delta_transfer_kernel<T, KP, CHANNEL>>(
         {.name = "delta_transfer_kernel",
          .grid = {slots * p.HV * (parts + 1)},
          .threads = std::max(threads, KP),
          .shared_bytes = static_cast<std::size_t>(stages * SegmentLayout<KP, CHANNEL, false>::kStage)},
         stream, a, w, stages);
-    if (!s) return s;
-    s = launch<delta_join_kernel<T, KP>>({.name = "delta_join_kernel",
-                                          .grid = {p.N * p.HV * ((p.V + 15) / 16)},
-                                          .threads = 2 * KP,
-                                          .shared_bytes = std::size_t{8} * kJoinTile<KP>},
-                                         stream, a, w);
-    if (!s) return s;
+    if (!formed) return formed;
+    const Status joined = launch<delta_join_kernel<T, KP>>({.name = "delta_join_kernel",
+                                                            .grid = {p.N * p.HV * ((p.V + 15) / 16)},
+                                                            .threads = 2 * KP,
+                                                            .shared_bytes = std::size_t{8} * kJoinTile<KP>},
+                                                           stream, a, w);
+    if (!joined) return joined;
   }
   return launch<delta_segment_kernel<T, KP, CHANNEL>>(
       {.name = "delta_segment_kernel",
