@@ -15,9 +15,6 @@ if(PROJECT_IS_TOP_LEVEL)
       # Without these it does not cache what uses precompiled headers.
       set(CMAKE_CXX_COMPILER_LAUNCHER
         ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${FLA_CCACHE})
-      if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
-        add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
-      endif()
     endif()
   endif()
   include(CheckLinkerFlag)
@@ -70,6 +67,9 @@ endif()
 # For what is built often and never measured: the program around the library, tests, descriptions of operators.
 add_library(fla_cold_options INTERFACE)
 target_compile_options(fla_cold_options INTERFACE $<$<AND:$<CONFIG:Release>,$<COMPILE_LANGUAGE:CXX>>:-O1>)
+if(CMAKE_CXX_COMPILER_ID STREQUAL GNU)
+  target_compile_options(fla_cold_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)  # what ccache asks for
+endif()
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # At -O1 too it reports std::string's own code.
   target_compile_options(fla_cold_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-Wno-array-bounds;-Wno-stringop-overflow>")

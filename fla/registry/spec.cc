@@ -80,6 +80,11 @@ const std::string& FunctionSpec::dim_symbol(const ArgSpec& a, std::size_t axis, 
 
 namespace {
 
+std::int64_t index_at(const TensorView& t, std::int64_t i) {
+  return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(t.at(i))
+                               : *reinterpret_cast<const std::int64_t*>(t.at(i));
+}
+
 struct Checker {
   const FunctionSpec& spec;
   const void* args;
@@ -229,10 +234,7 @@ struct Checker {
   }
 
   Status boundaries(const ArgSpec& a, const TensorView& t) const {
-    const auto at = [&](std::int64_t i) -> std::int64_t {
-      return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(t.at(i))
-                                   : *reinterpret_cast<const std::int64_t*>(t.at(i));
-    };
+    const auto at = [&](std::int64_t i) { return index_at(t, i); };
     if (at(0) != 0) return bad(a.name, "must start at 0, starts at " + std::to_string(at(0)));
     for (std::int64_t i = 1; i < t.dim(0); ++i)
       if (at(i) < at(i - 1))
@@ -319,6 +321,11 @@ struct Checker {
       if (packed == nullptr) return bad(host->name, "given without cu_seqlens");
       if (view(*host).device.type != DeviceType::Cpu) return bad(host->name, "must be in host memory");
       if (Status s = boundaries(*host, view(*host)); !s) return s;
+      for (std::int64_t i = 0; packed->device.type == DeviceType::Cpu && i < packed->dim(0); ++i)
+        if (index_at(*packed, i) != index_at(view(*host), i))
+          return bad(host->name, "expected the values of cu_seqlens, but entry " + std::to_string(i) + " is " +
+                                     std::to_string(index_at(view(*host), i)) + ", not " +
+                                     std::to_string(index_at(*packed, i)));
     }
     // Whatever a kernel multiplies (states times tokens, scores) stays below this, so sizes and offsets fit 64 bits.
     std::int64_t all = 64;
@@ -381,15 +388,30 @@ bool holds_nan(DType t, const std::byte* p) {
   }
 }
 
-// The index of a NaN in the view, "" without one.
-std::string first_nan(const TensorView& t) {
+// The sequences that a table of slots calls padding: what their inputs hold does not matter.
+struct Padding {
+  const TensorView* slots = nullptr;
+  const TensorView* cu_seqlens = nullptr;
+
+  bool covers(std::int64_t b, std::int64_t t) const {
+    if (slots == nullptr) return false;
+    std::int64_t n = b;
+    if (cu_seqlens != nullptr)
+      for (n = 0; n + 1 < slots->dim(0) && t >= index_at(*cu_seqlens, n + 1);) ++n;
+    return n < slots->dim(0) && index_at(*slots, n) < 0;
+  }
+};
+
+// The index of a NaN in the view, "" without one. padding: nullptr where the view's axes are not batch and tokens.
+std::string first_nan(const TensorView& t, const Padding* padding) {
   const std::int64_t n = t.numel();
   const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   std::array<std::int64_t, kMaxDims> at{};
   for (std::int64_t i = 0; i < n; ++i) {
     std::int64_t offset = 0;
     for (int d = 0; d < t.ndim; ++d) offset += at[static_cast<std::size_t>(d)] * t.stride[static_cast<std::size_t>(d)];
-    if (holds_nan(t.dtype, static_cast<const std::byte*>(t.data) + offset * size))
+    if (holds_nan(t.dtype, static_cast<const std::byte*>(t.data) + offset * size) &&
+        (padding == nullptr || !padding->covers(at[0], at[1])))
       return shape_string({at.data(), static_cast<std::size_t>(t.ndim)});
     for (int d = t.ndim - 1; d >= 0; --d) {
       if (++at[static_cast<std::size_t>(d)] < t.dim(d)) break;
@@ -404,6 +426,8 @@ std::string first_nan(const TensorView& t) {
 Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory& read) {
   const std::shared_ptr<void> copy = spec.copy_args(args);
   std::vector<std::unique_ptr<std::byte[]>> memory;
+  std::vector<const ArgSpec*> inputs;
+  Padding padding;
   for (const ArgSpec& a : spec.args) {
     TensorView& t = a.get(copy.get());
     if (!t) continue;
@@ -421,13 +445,21 @@ Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory
       t.data = memory.back().get() + before;
     }
     t.device = {};
-    if (!wanted || table) continue;
-    if (const std::string at = first_nan(t); !at.empty())
-      return {Code::InvalidArgument, spec.name + ": " + a.name + ": the value at " + at + " is not a number"};
+    if (!wanted) continue;
+    if (!table) inputs.push_back(&a);
+    if (a.name.ends_with("state_indices")) padding.slots = &t;
+    if (a.name == "cu_seqlens") padding.cu_seqlens = &t;
   }
   Dims dims;
   Device device;
-  return read ? check_call(spec, copy.get(), dims, device) : Status();
+  if (read)
+    if (Status s = check_call(spec, copy.get(), dims, device); !s) return s;
+  for (const ArgSpec* a : inputs) {
+    const bool tokens = a->dims.size() > 1 && a->dims[0] == "B" && a->dims[1] == "T";
+    if (const std::string at = first_nan(a->get(copy.get()), tokens ? &padding : nullptr); !at.empty())
+      return {Code::InvalidArgument, spec.name + ": " + a->name + ": the value at " + at + " is not a number"};
+  }
+  return {};
 }
 
 Status check_overlaps(const FunctionSpec& spec, const void* args) {

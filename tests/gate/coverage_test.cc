@@ -1,6 +1,7 @@
 // Every backend against the reference over the coverage axes of contract/system-gate.md and the gate regimes: outputs,
 // final states and all gradients.
 #include <functional>
+#include <limits>
 #include <optional>
 
 #include "tests/gate/gate.h"
@@ -167,6 +168,24 @@ void Packed(const Registry::Entry& e) {
   });
 }
 
+// A gate that forgets everything, as those who pack sequences without boundaries write it.
+void Masks(const Registry::Entry& e) {
+  for_each_backend(e, [&](const std::string& backend) {
+    for (const double mask : {-std::numeric_limits<double>::infinity(), -1e30, -1e18}) {
+      Case c = with_state(make_case(e.spec.name, sizes(2, 70, 2, 20, 17)));
+      for (const auto& g : gates(c)) {
+        const TensorView t = c.input(g);
+        std::vector<double> x = tools::values(t);
+        for (std::size_t i = 3; i < x.size(); i += 5) x[i] = mask;
+        const Buffer b(t.dtype, {t.dims().begin(), t.dims().end()});
+        tools::assign(b.view(), x);
+        c = c.with(g, b.view());
+      }
+      expect_agrees(c, backend);
+    }
+  });
+}
+
 bool takes_packed(const FunctionSpec& spec) { return takes(spec, "cu_seqlens"); }
 
 // An input that the call writes too, unless an output of its own is given.
@@ -261,9 +280,9 @@ void NoTokens(const Registry::Entry& e) {
 
 const bool registered =
     for_every_backend("Shapes", Shapes) && for_every_backend("Inputs", Inputs) && for_every_backend("Flags", Flags) &&
-    for_every_backend("Regimes", Regimes, has_gate) && for_every_backend("Packed", Packed, takes_packed) &&
-    for_every_backend("Strides", Strides) && for_every_backend("SixteenBits", SixteenBits) &&
-    for_every_backend("Long", Long) &&
+    for_every_backend("Regimes", Regimes, has_gate) && for_every_backend("Masks", Masks, has_gate) &&
+    for_every_backend("Packed", Packed, takes_packed) && for_every_backend("Strides", Strides) &&
+    for_every_backend("SixteenBits", SixteenBits) && for_every_backend("Long", Long) &&
     for_every_backend("NoTokens", NoTokens, [](const FunctionSpec& s) { return !s.max_dim.contains("T"); });
 
 }  // namespace

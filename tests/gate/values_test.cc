@@ -157,6 +157,11 @@ TEST_F(Values, SlotsOnADevice) {
   EXPECT_NE(s.message().find('3'), std::string::npos) << s.message();
   slots = {2, -1};
   EXPECT_TRUE(Function<GlaStepArgs>(kGlaStep)(context(), a).ok()) << "unused slots may hold anything";
+  x[kH * kD] = std::numeric_limits<float>::quiet_NaN();  // q of sequence 1
+  EXPECT_TRUE(Function<GlaStepArgs>(kGlaStep)(context(), a).ok()) << "and so may the inputs of padding";
+  slots = {-1, 2};
+  EXPECT_EQ(Function<GlaStepArgs>(kGlaStep)(context(), a).message(),
+            "gla_step: q: the value at [1,0,0,0] is not a number");
 }
 
 }  // namespace

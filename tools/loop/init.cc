@@ -63,8 +63,8 @@ int loop_init(const InitOptions& o) {
   if (!c.missing().empty()) {
     write_draft();
     return refuse_step(s, {"contract-missing", c.missing()}, o.json,
-                       fmt::format("loop init: fill {} (or give the options) and run this again",
-                                   (s.relative / "docs" / "draft.md").string()));
+                       fmt::format("loop init: on the branch {}, fill {} (or give the options) and run this again",
+                                   branch_of(s.op), (s.records / "docs" / "draft.md").string()));
   }
 
   fs::remove(s.records / "docs" / "draft.md");

@@ -23,7 +23,7 @@ Command add_loop(CLI::App& root) {
       add_command(root, "loop", "Make an operator faster, one proven step at a time",
                   "  fla loop init chunk_gla --shapes B1_T4096_H16_D64 --modes fwd --speedup 1.1 --scope "
                   "'fla/ops/common/diag_cpu*' "
-                  "--languages C++ --entry forward_chunk --criteria 'no shape slower' --machine here --cap 12\n"
+                  "--languages C++ --entry diag_chunk_forward --criteria 'no shape slower' --machine here --cap 12\n"
                   "  fla loop step chunk_gla --direction 'keep the state in registers over two rows'\n"
                   "  fla loop status chunk_gla --json");
   app->require_subcommand(1);

@@ -206,7 +206,11 @@ inline HWY_NOINLINE void load_head_gate(const DeltaGate& gate, std::int64_t R, s
   for (std::int64_t i = 0; i < C; ++i) {
     if ((t0 + i) % R == 0) y[i] = static_cast<float>(scalar_at(gate.g, (t0 + i) / R) + bias);
   }
-  for (std::int64_t i = 0; i < size; i += lanes) hn::StoreU(activate_v(d, gate, hn::LoadU(d, y + i)), d, g + i);
+  const auto least = hn::Set(d, static_cast<float>(kLeastGate));
+  for (std::int64_t i = 0; i < size; i += lanes) {
+    const auto x = activate_v(d, gate, hn::LoadU(d, y + i));
+    hn::StoreU(hn::IfThenElse(hn::Lt(x, least), least, x), d, g + i);
+  }
   for (std::int64_t i = 0; i < C; ++i) {
     if ((t0 + i) % R != 0) g[i] = 0.0F;
   }

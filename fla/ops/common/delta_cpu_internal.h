@@ -88,7 +88,8 @@ struct DeltaInputs {
     gate.lower_bound = static_cast<float>(x.gate.lower_bound);
     if (x.gate.A_log) {
       const Rows A{x.gate.A_log.at(hv), x.gate.A_log.dtype, 0, 1};
-      gate.multiplier = static_cast<float>(std::exp(scalar_at(A, 0)));
+      // Finite, as an infinite one times a softplus of 0 is NaN.
+      gate.multiplier = static_cast<float>(std::min(std::exp(scalar_at(A, 0)), 0x1p127));
     }
     if (x.gate.dt_bias) {
       const TensorView& d = x.gate.dt_bias;

@@ -131,9 +131,9 @@ HWY_INLINE void head_decays(ChunkTiles& t, const ChunkGate& gate, std::int64_t t
   double sum = 0.0;
   for (std::int64_t i = 0; i < C; ++i) {
     if (gate.rows) {
-      sum += scalar_at(gate.rows, t0 + i);
+      sum += bounded_gate(scalar_at(gate.rows, t0 + i));
     } else {
-      sum = static_cast<double>(i + 1) * gate.gamma;
+      sum = static_cast<double>(i + 1) * bounded_gate(gate.gamma);
     }
     t.gsum[i] = sum;
   }

@@ -203,11 +203,11 @@ HWY_NOINLINE void scores_task(const DiagProblem& p, const TensorView& attn, Scor
   const std::int64_t origin = p.reverse ? T - 1 : 0;
   const Rows out{attn.at(b, h, origin, origin), attn.dtype, sign * attn.stride[2] * size, sign * attn.stride[3]};
   if (w.gsum != nullptr) {
-    const double gamma = p.g ? 0.0 : p.head.at(h);
+    const double gamma = p.g ? 0.0 : bounded_gate(p.head.at(h));
     double sum = 0.0;
     for (std::int64_t i = 0; i < i0 + M; ++i) {
       if (g) {
-        sum += scalar_at(g, i);
+        sum += bounded_gate(scalar_at(g, i));
       } else {
         sum = static_cast<double>(i + 1) * gamma;
       }

@@ -104,6 +104,11 @@ inline std::int64_t longest_sequence(const DiagProblem& p) {
 // H * K apart: one head after the other would touch every page of the inputs once per head. At B 1, T 4096, H 16, D 128
 // (AVX-512, 4 KB pages in a virtual machine) 1, 2, 4, 8 heads take 84, 81, 78, 75 ms, with prefetch 89, 90, 79, 73.
 inline constexpr std::int64_t kHeadGroup = 8;
+// e^g is 0 in fp32 below this and a step forgets everything, down to -inf, which masks use; a sum with a smaller gate
+// in it would lose the digits of the gates beside it, or become NaN in a difference. A NaN stays one.
+inline constexpr double kLeastGate = -1024.0;
+inline double bounded_gate(double g) { return g < kLeastGate ? kLeastGate : g; }
+
 // Prefetching pays from this much in one piece; below, page walks hold up the arithmetic's own loads.
 inline constexpr std::int64_t kPrefetchBytes = 2048;
 

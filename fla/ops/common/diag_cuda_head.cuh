@@ -186,10 +186,10 @@ diag_head_kernel(const DiagParams p) {
           for (int half = 0; half < 2; ++half) {
             // Cleared by its bits, whatever a later token holds.
             const int behind = query + 8 * half - key;
-            const std::uint32_t kept = behind > 0 ? 0xFFFFFFFFU : behind == 0 ? 0xFFFFU : 0U;
+            const std::uint32_t earlier = behind > 0 ? 0xFFFFFFFFU : behind == 0 ? 0xFFFFU : 0U;
             const std::uint32_t pair = pack2<T>(scale * P[i][n].x[2 * half] * exp2_approx(to[half] - from.x[0]),
                                                 scale * P[i][n].x[2 * half + 1] * exp2_approx(to[half] - from.x[1]));
-            prod.template as<std::uint32_t>().store(((query + 8 * half) * kLdP + key) / 2, pair & kept);
+            prod.template as<std::uint32_t>().store(((query + 8 * half) * kLdP + key) / 2, pair & earlier);
           }
         }
       }

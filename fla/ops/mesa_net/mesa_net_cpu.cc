@@ -293,7 +293,7 @@ HWY_NOINLINE void load_tokens(const MesaNetArgs& args, const MesaHead& s, MesaTi
   double sum = 0.0;
   std::fill(w.beta, w.beta + lt, 0.0F);
   for (std::int64_t i = 0; i < C; ++i) {
-    w.gsum[i] = sum += scalar_at(g, t0 + i);
+    w.gsum[i] = sum += bounded_gate(scalar_at(g, t0 + i));
     w.beta[i] = static_cast<float>(scalar_at(beta, t0 + i));
   }
   for (std::int64_t i = C; i < lt; ++i) w.gsum[i] = sum;
