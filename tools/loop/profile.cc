@@ -133,6 +133,10 @@ class Sampler {
   ~Sampler() {
     const itimerval off{};
     setitimer(ITIMER_PROF, &off, nullptr);
+    // Ignoring discards a signal that is still on its way, which would end the process once the handler is gone.
+    struct sigaction ignore {};
+    ignore.sa_handler = SIG_IGN;
+    sigaction(SIGPROF, &ignore, nullptr);
     sigaction(SIGPROF, &old_, nullptr);
   }
   Sampler(const Sampler&) = delete;
