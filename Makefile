@@ -33,10 +33,9 @@ define build
 cmake --build --preset $(1) -j $(JOBS) $(if $(2),--target $(2))
 endef
 
-# The tests beside the gate would be half as much again.
 build:
 	$(call deps,build test)
-	$(call build,release,fla_shared fla_static fla_program fla_gate)
+	$(call build,release)
 
 verify: build
 	build/release/bin/fla verify --op $(OP)
@@ -46,7 +45,7 @@ bench: build
 
 test:
 	$(call deps,build test)
-	$(call build,release)
+	$(call build,release,all fla_tests)
 	ctest --preset release -j $(JOBS)
 
 install: build
@@ -58,7 +57,7 @@ package-test: build
 cuda:
 	$(call deps,build test)
 	@[ -z "$(CUDA_ARCHITECTURES)" ] || cmake --preset cuda -Wno-dev -DFLA_CUDA_ARCHITECTURES="$(CUDA_ARCHITECTURES)"
-	$(call build,cuda,$(CUDA_TARGET))
+	$(call build,cuda,$(or $(CUDA_TARGET),all fla_tests))
 
 cuda-resources:
 	scripts/cuda-resources.sh
