@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -19,13 +20,12 @@ namespace {
 
 using Gate = DeltaCase::Gate;
 
-bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
-  DeltaData d(c);
-  const std::size_t bytes = delta_forward_workspace(d.device, device);
+// One forward against the reference; `run` gets the workspace.
+template <typename Run>
+bool check_forward(const char* name, const char* how, DeltaData& d, std::size_t bytes, double limit, Run&& run) {
   const DeviceMemory ws(bytes);
   const Status expected = run_delta_reference(d.host);
-  const Status called =
-      expected ? delta_forward(d.device, device, {}, {static_cast<std::byte*>(ws.data()), bytes}) : expected;
+  const Status called = expected ? run(std::span<std::byte>(static_cast<std::byte*>(ws.data()), bytes)) : expected;
   const Status s = called ? wait_for_device() : called;
   if (!s) {
     std::printf("check %-24s %s\n", name, s.message().c_str());
@@ -34,31 +34,24 @@ bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, doubl
   const double o = relative_rms(d.o.device_values(), d.o_ref.host_values());
   const double ht = relative_rms(d.ht.device_values(), d.ht_ref.host_values());
   const bool good = o <= limit && ht <= limit;
-  std::printf("check %-24s %-20s R(o) %.2e R(ht) %.2e %s\n", name, delta_forward_plan(d.device, device).name, o, ht,
-              good ? "ok" : "WRONG");
+  std::printf("check %-24s %-20s R(o) %.2e R(ht) %.2e %s\n", name, how, o, ht, good ? "ok" : "WRONG");
   return good;
+}
+
+bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
+  DeltaData d(c);
+  return check_forward(name, delta_forward_plan(d.device, device).name, d, delta_forward_workspace(d.device, device),
+                       limit, [&](std::span<std::byte> ws) { return delta_forward(d.device, device, {}, ws); });
 }
 
 // The forward with time cut every `chunks` chunks.
 bool check_cut(const char* name, const DeltaCase& c, const DeviceInfo& device, std::int64_t chunks, double limit) {
   DeltaData d(c);
   const DeltaPlan plan = delta_segment_plan(d.device, device, delta_whole_plan(d.device, device), chunks);
-  const std::size_t bytes = delta_chunk_forward_workspace<bf16>(d.device, plan);
-  const DeviceMemory ws(bytes);
-  const Status expected = run_delta_reference(d.host);
-  const Status called =
-      expected ? delta_chunk_forward<bf16>(d.device, plan, {}, {static_cast<std::byte*>(ws.data()), bytes}) : expected;
-  const Status s = called ? wait_for_device() : called;
-  if (!s) {
-    std::printf("check %-24s %s\n", name, s.message().c_str());
-    return false;
-  }
-  const double o = relative_rms(d.o.device_values(), d.o_ref.host_values());
-  const double ht = relative_rms(d.ht.device_values(), d.ht_ref.host_values());
-  const bool good = o <= limit && ht <= limit;
-  std::printf("check %-24s cut every %lld R(o) %.2e R(ht) %.2e %s\n", name, static_cast<long long>(32 * chunks), o, ht,
-              good ? "ok" : "WRONG");
-  return good;
+  std::string how = "cut every ";
+  how += std::to_string(32 * chunks);
+  return check_forward(name, how.c_str(), d, delta_chunk_forward_workspace<bf16>(d.device, plan), limit,
+                       [&](std::span<std::byte> ws) { return delta_chunk_forward<bf16>(d.device, plan, {}, ws); });
 }
 
 bool check_backward(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {

@@ -2,35 +2,28 @@
 // Nsight Compute. Where there is no GPU the same commands are refused.
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/loop/fake_ncu.h"
 #include "tools/common/gpu_watch.h"
 #include "tools/loop/process.h"
 
 namespace fla::tools {
 namespace {
 
-namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
-class GpuProgram : public ::testing::Test {
+class GpuProgram : public FakeNcu {
  protected:
   void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "fla_gpu.XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    dir_ = name;
-    path_ = std::getenv("PATH");
-    setenv("PATH", (dir_.string() + ":" + path_).c_str(), 1);
+    FakeNcu::SetUp();
     setenv(kNvmlVariable, "/nonexistent/libnvidia-ml.so.1", 1);
   }
   void TearDown() override {
-    setenv("PATH", path_.c_str(), 1);
     unsetenv(kNvmlVariable);
-    fs::remove_all(dir_);
+    FakeNcu::TearDown();
   }
   static ChildResult fla(std::vector<std::string> args) {
     args.insert(args.begin(), FLA_PROGRAM);
@@ -42,12 +35,6 @@ class GpuProgram : public ::testing::Test {
                              R"({"odd, /@[name]": {"B": 1, "T": 16, "H": 1, "D": 16}})"});
     return args;
   }
-  void ncu(const std::string& body) const {
-    std::ofstream(dir_ / "ncu") << "#!/bin/sh\n" << body << "\n";
-    fs::permissions(dir_ / "ncu", fs::perms::owner_all);
-  }
-  fs::path dir_;
-  std::string path_;
 };
 
 TEST_F(GpuProgram, ACallIsReadByNcuAndTheClocksAreInTheRecord) {

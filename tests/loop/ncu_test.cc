@@ -3,18 +3,15 @@
 
 #include <chrono>
 #include <cmath>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/loop/fake_ncu.h"
 #include "tools/loop/process.h"
 
 namespace fla::tools {
 namespace {
-
-namespace fs = std::filesystem;
 
 // Nsight Compute 2025.3.1 on an H200: chunk_gla, forward and backward, BF16, B4_T2048_H16_D128; columns left out.
 std::string recorded() { return std::string(FLA_SOURCE_DIR) + "/tests/loop/data/ncu_gla_fwdbwd.csv"; }
@@ -94,27 +91,6 @@ TEST(Ncu, TellsWhyThereIsNoTable) {
   const std::string whole = read_text(recorded());
   for (std::size_t n = 0; n < whole.size(); n += 37) EXPECT_LE(parse_ncu(whole.substr(0, n)).kernels.size(), 5U);
 }
-
-class FakeNcu : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string name = (fs::temp_directory_path() / "fla_ncu.XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    dir_ = name;
-    path_ = std::getenv("PATH");
-    setenv("PATH", (dir_.string() + ":" + path_).c_str(), 1);
-  }
-  void TearDown() override {
-    setenv("PATH", path_.c_str(), 1);
-    fs::remove_all(dir_);
-  }
-  void ncu(const std::string& body) const {
-    std::ofstream(dir_ / "ncu") << "#!/bin/sh\n" << body << "\n";
-    fs::permissions(dir_ / "ncu", fs::perms::owner_all);
-  }
-  fs::path dir_;
-  std::string path_;
-};
 
 TEST_F(FakeNcu, RunsTheCommandUnderItAndLeavesTheClocksAlone) {
   ncu("for a; do echo \"$a\"; done >" + (dir_ / "args").string() + "\ncat " + recorded());

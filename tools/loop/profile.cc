@@ -357,10 +357,6 @@ Profile profile_one(const Registry::Entry& e, const NamedShape& shape, const std
   return p;
 }
 
-}  // namespace
-
-namespace {
-
 std::string gpu_reading(const Profile& p) {
   std::string s = fmt::format("{} {} {}: ", p.op, p.shape, p.mode);
   if (!p.error.empty()) return s + "no time: " + p.error;
