@@ -281,7 +281,7 @@ class GpuBatch {
     Status s;
     std::array<double, kCalls> host{};
     for (std::size_t i = 0; i < kCalls && s; ++i) {
-      s = flush_->clear({});
+      s = flush_->fill(0, flush_->size(), std::byte{0}, {});
       timers_[i]->start();
       const auto t0 = Clock::now();
       if (s) s = t.prepared->run(ctx, t.with_backward);
@@ -621,6 +621,7 @@ Json machine_json(const BenchRun& b) {
           {"mhz_after", b.after.mhz > 0 ? Json(b.after.mhz) : Json(nullptr)},
           {"gpu", b.device == "cpu" ? Json(nullptr)
                                     : Json{{"name", b.gpu.name},
+                                           {"compute_capability", fmt::format("{}.{}", b.gpu.sm / 10, b.gpu.sm % 10)},
                                            {"driver", b.gpu.driver},
                                            {"runtime", b.gpu.runtime},
                                            {"peak_gbs", b.gpu.peak_gbytes},

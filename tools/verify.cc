@@ -63,9 +63,12 @@ Json candidate_json(std::string commit) {
 
 void print_verdict(const BaseComparison& c) {
   const PairedRun& run = c.run;
-  print("{}, {}, {} threads; base {} ({}{}), candidate {}; one process, in turns, equal bytes\n", run.machine.cpu,
-        run.machine.isa, run.threads, c.base.ref, short_commit(c.base.commit),
-        c.base.own ? ", a copy of this build" : "", c.candidate_commit);
+  const std::string where = run.device == "cpu"
+                                ? fmt::format("{}, {}, {} threads", run.machine.cpu, run.machine.isa, run.threads)
+                                : fmt::format("{}, driver {}", run.gpu.name, run.gpu.driver);
+  print("{}; base {} ({}{}), candidate {}; one process, in turns, equal bytes\n", where, c.base.ref,
+        short_commit(c.base.commit), c.base.own ? ", a copy of this build" : "", c.candidate_commit);
+  if (run.device != "cpu") print("clocks: {}\n", run.clocks.text());
   print_paired(run);
   for (const auto& d : c.flag_differences) print("different build flags: {}\n", d);
   for (const PairedRow& r : run.rows) {
@@ -84,18 +87,13 @@ int run(const Options& o) {
   const auto ops = keep_served(select_operators(Registry::global(), {o.op}), o.plugin, o.bench.call.backend);
   validate(ops, o.bench);
   std::optional<BaseSetup> setup;
-  if (o.bench.call.device != "cpu" && !o.base.empty())
-    refuse(
-        "--base: expected with --device cpu, got '{}': two builds are timed in turns on the CPU alone; on a GPU run "
-        "`fla bench --json` of each build and look at their clocks before comparing",
-        o.bench.call.device);
   if (o.bench.call.device != "cpu" && !o.plugin.path.empty())
     refuse("--plugin: expected with --device cpu, got '{}'", o.bench.call.device);
   if (!o.base.empty() && !o.plugin.path.empty())
     refuse("--base: a plug-in has no earlier build to compare with; give --plugin or --base");
   if (!o.base.empty()) {
     catch_signals();
-    setup.emplace(o.base, o.cache);
+    setup.emplace(o.base, o.cache, o.bench.call.device);
     setup->build();
   } else if (!o.cache.empty()) {
     refuse("--cache: without --base nothing is built");

@@ -18,6 +18,8 @@ Contract full_contract() {
   c.values["target modes"] = "fwd";
   c.values["iteration cap"] = "8";
   c.values["threads"] = "all";
+  c.values["device"] = "cuda";
+  c.values["dtype"] = "bf16";
   c.values["kernel scope"] = "fla/ops/gla/*_cpu.cc, fla/ops/common/diag_cpu*";
   return c;
 }

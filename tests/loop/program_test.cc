@@ -224,6 +224,59 @@ TEST_F(LoopProgram, PlantedCheatsAreCaught) {
   EXPECT_EQ(r.json()["candidate"]["dirty"], true);
 }
 
+// On the emulated GPU of the preset `emulated`, whose memory the planted library reaches; elsewhere it says why not.
+TEST_F(LoopProgram, OnAGpuTooBuildsAreComparedAndCheatsCaught) {
+  const auto on_gpu = [](Words w) {
+    w.insert(w.end(), {"--device", "cuda"});
+    return w;
+  };
+  const Json gpu = fla({"doctor", "--json"}).json()["gpu"];
+  Ended r;
+  if (!gpu.is_array() || gpu[0]["name"].get<std::string>().find("emulator") == std::string::npos) {
+    if (gpu.is_array()) GTEST_SKIP() << "for the emulator: the planted library writes to the device's memory itself";
+    r = fla(on_gpu(small("HEAD")));
+    EXPECT_EQ(r.code, 2);
+    EXPECT_NE(r.err.find("--device: expected cpu, got 'cuda': "), std::string::npos) << r.err;
+    return;
+  }
+  setenv("FLA_EMULATOR_SHARED", "1", 1);
+  setenv("FLA_NVML", "/nonexistent/libnvidia-ml.so.1", 1);
+  r = fla(on_gpu(small("HEAD", "20")));
+  const Json j = r.json();
+  ASSERT_TRUE(j.is_object()) << r.err;
+  EXPECT_EQ(j["verdict"], "no_win") << j;
+  EXPECT_EQ(j["rows"][0]["backend"], "cuda");
+  EXPECT_EQ(j["rows"][0]["err_base"], j["rows"][0]["err_new"]);
+  EXPECT_TRUE(j["machine"]["gpu"]["clocks"]["missing"].is_string());
+  const std::pair<const char*, const char*> plants[] = {{"Relaxed", "numeric relaxation"},
+                                                        {"PartialWrite", "candidate"},
+                                                        {"SkippedShape", "candidate against the reference: out.o"},
+                                                        {"Cached", "kept from before"}};
+  for (const auto& [what, text] : plants) {
+    plant(what);
+    make();
+    r = fla(on_gpu(small("HEAD", what == std::string("SkippedShape") ? "300" : "20")));
+    EXPECT_EQ(r.json()["verdict"], "blocked") << what;
+    EXPECT_NE(first_error(r).find(text), std::string::npos) << what << ": " << first_error(r);
+  }
+
+  // An effort there: its contract says so, its baseline is timed there, and nothing is promoted without clocks.
+  plant("Slow");
+  commit("slow kernel");
+  r = fla(on_gpu(init()));
+  ASSERT_EQ(r.code, 0) << r.err;
+  const std::string draft = read_file(repo_ / "profile/chunk_gla-opt/docs/draft.md");
+  for (const char* line : {"| device | cuda |", "| dtype | bf16 |", "fla gate chunk_gla --device cuda"})
+    EXPECT_NE(draft.find(line), std::string::npos) << line << "\n" << draft;
+  EXPECT_NE(read_file(repo_ / "profile/chunk_gla-opt/OPT_LOG.md").find("emulator on the CPU"), std::string::npos);
+  plant("None");
+  EXPECT_EQ(step("does not sleep").json()["status"], "keep");
+  r = fla({"loop", "promote", "chunk_gla", "--summary", "do not sleep", "--impact", "every call", "--reading",
+           "20 ms less", "--json"});
+  EXPECT_EQ(r.code, 1) << r.err;
+  EXPECT_NE(r.out.find("samples of the clocks: NVML cannot be loaded"), std::string::npos) << r.out;
+}
+
 // Ten percent of the real kernel's work, more on one side: told from noise in both directions, and no difference where
 // there is none, whatever else this machine is doing (one thread: its waits are taken off).
 TEST_F(LoopProgram, TenPercentMoreWorkIsToldFromNoise) {

@@ -133,15 +133,18 @@ fs::path cache_folder(const std::string& option) {
   refuse("--cache: no folder given, and neither {} nor XDG_CACHE_HOME nor HOME is set", kCacheVariable);
 }
 
-std::vector<std::string> code_settings(const BuildTree& tree) {
+std::vector<std::string> code_settings(const BuildTree& tree, bool with_cuda) {
   std::string type = tree.value("CMAKE_BUILD_TYPE");
   if (type.empty()) type = "Release";
   std::string upper = type;
   std::transform(upper.begin(), upper.end(), upper.begin(), [](unsigned char c) { return std::toupper(c); });
   std::vector<std::string> settings = {"-DCMAKE_BUILD_TYPE=" + type};
-  for (const std::string& key :
-       {std::string("CMAKE_CXX_COMPILER"), std::string("CMAKE_CXX_FLAGS"), "CMAKE_CXX_FLAGS_" + upper,
-        std::string("CMAKE_PREFIX_PATH"), std::string("FLA_SANITIZE")})
+  std::vector<std::string> keys = {"CMAKE_CXX_COMPILER", "CMAKE_CXX_FLAGS", "CMAKE_CXX_FLAGS_" + upper,
+                                   "CMAKE_PREFIX_PATH", "FLA_SANITIZE"};
+  if (with_cuda)
+    keys.insert(keys.end(), {"FLA_CUDA", "FLA_CUDA_EMULATE", "FLA_CUDA_ARCHITECTURES", "CMAKE_CUDA_COMPILER",
+                             "FLA_NVCC", "CMAKE_CUDA_HOST_COMPILER", "CMAKE_CUDA_FLAGS", "CMAKE_CUDA_FLAGS_" + upper});
+  for (const std::string& key : keys)
     if (const auto it = tree.cache.find(key); it != tree.cache.end())
       settings.push_back(fmt::format("-D{}={}", key, it->second));
   return settings;
@@ -157,13 +160,14 @@ std::map<std::string, std::string> compile_flags(const fs::path& commands, const
     std::string text;
     const auto words = split(entry.value("command", ""), ' ');
     for (std::size_t i = 0; i < words.size(); ++i) {
-      const std::string& w = words[i];
+      const std::string& w = words[i];  // "--generate-code=..." is in quotes
       if (w == "-I" || w == "-isystem" || w == "-o" || w == "-c" || w == "-MT" || w == "-MF") {
         ++i;
         continue;
       }
       // Paths and warnings change no code; the rest does, or may.
-      if (!w.starts_with("-") || w.starts_with("-I") || w.starts_with("-W") || w == "-MD") continue;
+      if ((!w.starts_with("-") && !w.starts_with("\"-")) || w.starts_with("-I") || w.starts_with("-W") || w == "-MD")
+        continue;
       text += (text.empty() ? "" : " ") + w;
     }
     flags[file] = text;
@@ -194,11 +198,12 @@ BuiltLibrary candidate_library(const Repo& repo, const BuildTree& tree) {
   return b;
 }
 
-BuiltLibrary build_base(const Repo& repo, const BuildTree& tree, const std::string& ref, const fs::path& cache) {
+BuiltLibrary build_base(const Repo& repo, const BuildTree& tree, const std::string& ref, const fs::path& cache,
+                        bool on_gpu) {
   BuiltLibrary b;
   b.ref = ref;
   b.commit = repo.resolve(ref);
-  const auto settings = code_settings(tree);
+  const auto settings = code_settings(tree, on_gpu);
   const std::string key =
       short_commit(b.commit) + "-" + hash_text(join(settings, "\n") + "\n" + build_info().compiler).substr(0, 8);
   const fs::path entry = cache / "base" / key;

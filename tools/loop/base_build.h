@@ -23,7 +23,7 @@ struct BuiltLibrary {
 };
 
 // The build settings that decide what code comes out, as CMake arguments.
-std::vector<std::string> code_settings(const BuildTree& tree);
+std::vector<std::string> code_settings(const BuildTree& tree, bool with_cuda);
 // Flags by source file, out of a compile_commands.json; paths relative to `root`.
 std::map<std::string, std::string> compile_flags(const std::filesystem::path& commands,
                                                  const std::filesystem::path& root);
@@ -32,9 +32,9 @@ std::vector<std::string> flag_differences(const std::map<std::string, std::strin
                                           const std::map<std::string, std::string>& candidate);
 
 // From the cache, or built now in a worktree of its own, which is gone afterwards however this ends. A commit that does
-// not build is refused with the end of its log.
+// not build is refused with the end of its log. on_gpu: with CUDA, as the tree itself; a CPU needs nothing of it.
 BuiltLibrary build_base(const Repo& repo, const BuildTree& tree, const std::string& ref,
-                        const std::filesystem::path& cache);
+                        const std::filesystem::path& cache, bool on_gpu);
 // The library beside this program. Refused when sources are newer than it is.
 BuiltLibrary candidate_library(const Repo& repo, const BuildTree& tree);
 

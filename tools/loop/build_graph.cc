@@ -12,13 +12,18 @@ namespace {
 
 constexpr const char* kRegisterAll = "register_all";
 
-bool of_library(const std::string& object) { return object.find("fla_objects.dir/") != std::string::npos; }
+// The library's objects, and its CUDA code's.
+constexpr std::string_view kDirs[] = {"fla_objects.dir/", "fla_cuda_objects.dir/"};
+
+bool of_library(const std::string& object) {
+  return std::ranges::any_of(kDirs, [&](std::string_view dir) { return object.find(dir) != std::string::npos; });
+}
 
 // "CMakeFiles/fla_objects.dir/fla/ops/gla/gla.cc.o" -> "fla/ops/gla/gla.cc"
 std::string source_of(const std::string& object) {
-  constexpr std::string_view kDir = "fla_objects.dir/";
-  const std::size_t at = object.find(kDir);
-  std::string s = at == std::string::npos ? object : object.substr(at + kDir.size());
+  std::string s = object;
+  for (const std::string_view dir : kDirs)
+    if (const std::size_t at = object.find(dir); at != std::string::npos) s = object.substr(at + dir.size());
   if (s.ends_with(".o")) s.resize(s.size() - 2);
   return s;
 }
@@ -140,7 +145,8 @@ Reach reach_of(const std::vector<std::string>& changed, const BuildTree& tree, c
     if (of_library(d.object)) argv.push_back(d.object);
   if (argv.size() == 3) refuse("{} holds no object of the library; build first", tree.directory.string());
   for (const std::string& file : changed) {
-    const bool of_ours = file.starts_with("fla/") && file.ends_with(".cc") && fs::exists(tree.source / file);
+    const bool of_ours =
+        file.starts_with("fla/") && (file.ends_with(".cc") || file.ends_with(".cu")) && fs::exists(tree.source / file);
     const std::string absolute = (tree.source / file).lexically_normal().string();
     if (of_ours && std::none_of(deps.begin(), deps.end(), [&](const ObjectDeps& d) {
           return std::find(d.sources.begin(), d.sources.end(), absolute) != d.sources.end();

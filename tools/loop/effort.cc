@@ -20,6 +20,8 @@ const std::vector<ContractField>& contract_fields() {
       {"baseline", "", "commit that the speedup is measured against"},
       {"languages", "--languages", "implementation languages that are allowed"},
       {"kernel scope", "--scope", "files that an iteration may change: patterns separated by commas"},
+      {"device", "--device", "where calls are timed: cpu or cuda"},
+      {"dtype", "--dtype", "of q, k and v: f32, bf16 or f16"},
       {"validation command", "", "what proves a candidate right"},
       {"benchmark command", "", "what times it"},
       {"promotion criteria", "--criteria", "what must hold before the change is shipped"},
@@ -162,6 +164,11 @@ std::vector<std::string> Contract::missing() const {
   wrong("target speedup", target_speedup() == 0, "a number above 1");
   wrong("iteration cap", cap() == 0, "a number of iterations");
   wrong("threads", threads() < 0, "all or a number");
+  const auto one_of = [&](const char* key, const std::vector<std::string>& words) {
+    wrong(key, std::ranges::find(words, (*this)[key]) == words.end(), join(words, " or "));
+  };
+  one_of("device", {"cpu", "cuda"});
+  one_of("dtype", {"f32", "bf16", "f16"});
   for (const auto& m : target_modes()) wrong("target modes", m != "fwd" && m != "fwdbwd", "fwd, fwdbwd or both");
   return list;
 }

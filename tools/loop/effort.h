@@ -30,6 +30,7 @@ struct Contract {
   double target_speedup() const;  // 0: not a number
   int cap() const;                // of iterations
   int threads() const;            // of a timed call; 0: all, -1: neither that nor a number
+  bool on_gpu() const { return (*this)["device"] == "cuda"; }
 };
 std::string render_contract(const Contract& c);
 // Refuses a file that has no table, or a field that no contract has.

@@ -10,13 +10,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
-std::string defaults_for(const Session& s, const std::string& field, const std::string& commit) {
+// What the fields before it say is known.
+std::string defaults_for(const Session& s, const std::string& field, const Contract& c, const std::string& commit) {
   const FunctionSpec& spec = find_operator(Registry::global(), s.op).spec;
   if (field == "operator") return s.op;
   if (field == "baseline") return commit;
   if (field == "target modes") return spec.backward.empty() ? "fwd" : "fwd, fwdbwd";
-  if (field == "validation command") return "fla gate " + s.op;
-  if (field == "benchmark command") return "fla verify --op " + s.op + " --base BEST";
+  if (field == "validation command") return "fla gate " + s.op + (c.on_gpu() ? " --device cuda" : "");
+  if (field == "benchmark command")
+    return "fla verify --op " + s.op + " --base BEST" + (c.on_gpu() ? " --device cuda" : "");
+  if (field == "device") return "cpu";
+  if (field == "dtype") return c.on_gpu() ? "bf16" : "f32";
+  if (field == "coverage shapes" && c.on_gpu()) return spec.find_arg("cu_seqlens") != nullptr ? "gpu,varlen" : "gpu";
   if (field == "coverage shapes") return spec.find_arg("cu_seqlens") != nullptr ? "cpu,varlen" : "cpu";
   if (field == "iteration cap") return "20";
   if (field == "threads") return "all";
@@ -55,7 +60,7 @@ int loop_init(const InitOptions& o) {
     std::string& value = c.values[f.key];
     if (const std::string v = given[f.key]; !v.empty()) value = v;
     if (const auto it = o.fields.find(f.key); it != o.fields.end() && !it->second.empty()) value = it->second;
-    if (value.empty()) value = defaults_for(s, f.key, commit);
+    if (value.empty()) value = defaults_for(s, f.key, c, commit);
   }
   c.values["operator"] = s.op;
   c.values["baseline"] = commit;

@@ -2,6 +2,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "fla/core/dlpack.h"
@@ -19,7 +21,8 @@ void find(void* handle, const char* name, Fn& fn, std::string& missing) {
 
 Result<std::shared_ptr<LoadedLibrary>> LoadedLibrary::open(const std::filesystem::path& path) {
   std::shared_ptr<LoadedLibrary> l(new LoadedLibrary);
-  l->handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  // A build with CUDA holds a runtime of its own, which the driver may call until the process ends.
+  l->handle_ = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
   if (l->handle_ == nullptr) {
     const char* why = dlerror();
     return Status(Code::InvalidArgument, "cannot load " + path.string() + ": " + (why != nullptr ? why : "?"));
@@ -81,9 +84,8 @@ LoadedCall::LoadedCall(const LoadedContext& ctx, const Case& c, bool backward) :
   try {
     const FunctionSpec* called = backward ? &Registry::global().find(spec.backward)->spec : &spec;
     const auto set = [&](const std::string& name, const TensorView& t) {
-      TensorView view = t;
-      const DLTensor tensor = to_dlpack(view);
-      require(api.set_tensor(call_, name.c_str(), &tensor));
+      arguments_.push_back({name, t, false});
+      give(arguments_.back(), t);
     };
     for (const auto& [name, v] : c.flags()) {
       if (called->find_flag(name) == nullptr) continue;
@@ -115,7 +117,10 @@ LoadedCall::LoadedCall(const LoadedContext& ctx, const Case& c, bool backward) :
 }
 
 LoadedCall::LoadedCall(LoadedCall&& other) noexcept
-    : library_(other.library_), call_(std::exchange(other.call_, nullptr)), outputs_(std::move(other.outputs_)) {}
+    : library_(other.library_),
+      call_(std::exchange(other.call_, nullptr)),
+      outputs_(std::move(other.outputs_)),
+      arguments_(std::move(other.arguments_)) {}
 
 LoadedCall::~LoadedCall() {
   if (call_ != nullptr) library_->api().call_destroy(call_);
@@ -125,10 +130,25 @@ void LoadedCall::require(fla_code code) const {
   if (code != FLA_OK) refuse(library_->error(code));
 }
 
-void LoadedCall::bind(const std::string& output, const TensorView& t) {
+void LoadedCall::give(const Argument& a, const TensorView& t) {
   TensorView view = t;
   const DLTensor tensor = to_dlpack(view);
-  require(library_->api().bind(call_, output.c_str(), &tensor));
+  const auto fn = a.output ? library_->api().bind : library_->api().set_tensor;
+  require(fn(call_, a.name.c_str(), &tensor));
+}
+
+void LoadedCall::bind(const std::string& output, const TensorView& t) {
+  arguments_.push_back({output, t, true});
+  give(arguments_.back(), t);
+}
+
+void LoadedCall::add_to(DeviceImage& image) const {
+  for (const Argument& a : arguments_)
+    if (a.name != "cu_seqlens_cpu") image.add(a.host, a.name, a.output);
+}
+
+void LoadedCall::place(const DeviceImage& image) {
+  for (const Argument& a : arguments_) give(a, image.there(a.host));
 }
 
 std::size_t LoadedCall::workspace() {
@@ -142,5 +162,56 @@ void LoadedCall::run(std::span<std::byte> workspace) {
 }
 
 std::string LoadedCall::backend() const { return library_->api().backend(call_); }
+
+CallMemory::CallMemory(Device device, std::vector<LoadedCall*> calls) : calls_(std::move(calls)) {
+  const auto most = [this] {
+    std::size_t bytes = 0;
+    for (LoadedCall* c : calls_) bytes = std::max(bytes, c->workspace());
+    return bytes;
+  };
+  if (device.type == DeviceType::Cpu) {
+    workspace_ = Buffer::bytes(most());
+    return;
+  }
+  image_ = std::make_unique<DeviceImage>(device);
+  for (const LoadedCall* c : calls_) c->add_to(*image_);
+  const auto place = [this](std::size_t bytes) {
+    check(image_->reserve(bytes));
+    for (LoadedCall* c : calls_) c->place(*image_);
+  };
+  place(0);
+  place(most());
+  take_inputs();
+}
+
+void CallMemory::take_inputs() {
+  if (image_)
+    check(image_->upload());
+  else
+    std::memset(workspace_.span().data(), 0xff, workspace_.span().size());
+}
+
+void CallMemory::poison(const Buffer& output) const {
+  if (image_)
+    check(image_->poison(output.view()));
+  else
+    std::memset(output.view().data, 0xff, static_cast<std::size_t>(output.numel()) * size_of(output.dtype()));
+}
+
+std::string CallMemory::fetch(const Buffer& output) const {
+  std::vector<std::string> faults;
+  if (image_) check(image_->fetch(output.view(), faults));
+  if (!output.guards_intact()) faults.emplace_back("written outside the tensor");
+  return faults.empty() ? "" : faults.front();
+}
+
+std::string CallMemory::look_beside_workspace() const {
+  std::vector<std::string> faults;
+  if (image_)
+    check(image_->look_beside_workspace(faults));
+  else if (!workspace_.guards_intact())
+    faults.emplace_back("workspace: written outside");
+  return faults.empty() ? "" : faults.front();
+}
 
 }  // namespace fla::tools

@@ -13,6 +13,7 @@
 #include "fla/fla.h"
 #include "tools/command.h"
 #include "tools/common/cases.h"
+#include "tools/common/device_image.h"
 
 namespace fla::tools {
 
@@ -87,15 +88,44 @@ class LoadedCall {
   };
   const std::vector<Output>& outputs() const { return outputs_; }
   void bind(const std::string& output, const TensorView& t);
+  // What was set and bound lies in host memory: into the image with it, and from then on the call uses the image's.
+  void add_to(DeviceImage& image) const;
+  void place(const DeviceImage& image);
   std::size_t workspace();
   void run(std::span<std::byte> workspace);
   std::string backend() const;
 
  private:
+  struct Argument {
+    std::string name;
+    TensorView host;
+    bool output;
+  };
   void require(fla_code code) const;
+  void give(const Argument& a, const TensorView& t);
   const LoadedLibrary* library_;
   fla_call* call_ = nullptr;
   std::vector<Output> outputs_;
+  std::vector<Argument> arguments_;
+};
+
+// Where loaded calls compute, whose tensors lie in host memory: there, or in an image on an accelerator; and a
+// workspace for any one of them. The calls and their tensors must outlive it.
+class CallMemory {
+ public:
+  CallMemory(Device device, std::vector<LoadedCall*> calls);
+  std::span<std::byte> workspace() const { return image_ ? image_->workspace() : workspace_.span(); }
+
+  void take_inputs();  // as they are on the host now; the workspace becomes NaN
+  void poison(const Buffer& output) const;
+  // To the host; what was written beside it, or "".
+  std::string fetch(const Buffer& output) const;
+  std::string look_beside_workspace() const;
+
+ private:
+  std::vector<LoadedCall*> calls_;
+  std::unique_ptr<DeviceImage> image_;
+  Buffer workspace_;
 };
 
 }  // namespace fla::tools

@@ -8,9 +8,11 @@
 #include <cstring>
 #include <deque>
 #include <limits>
+#include <optional>
 
 #include "tools/bench_shapes.h"
 #include "tools/common/compare.h"
+#include "tools/common/gpu.h"
 #include "tools/loop/process.h"
 #include "tools/loop/stopwatch.h"
 #include "tools/sizes.h"
@@ -38,20 +40,44 @@ double load_average() {
   return getloadavg(load, 1) == 1 ? load[0] : 0.0;
 }
 
-void poison(const Buffer& b) { std::memset(b.view().data, 0xff, bytes_of(b.view())); }
+// The device's own clock. What the second-level cache holds is replaced before a sample, and the write that does it
+// takes longer than a call's launches.
+class DeviceClock final : public SampleClock {
+ public:
+  explicit DeviceClock(Device device) {
+    flush_ = check(gpu::allocate(4 * check(gpu::device_info(device.index)).l2_bytes, device.index));
+    timer_ = gpu::make_timer({nullptr, device.index});
+  }
+  void begin() override {
+    check(flush_->fill(0, flush_->size(), std::byte{0}, {}));
+    timer_->start();
+  }
+  std::size_t end() override {
+    timer_->stop();
+    ms_.push_back(check(timer_->milliseconds()));
+    return ms_.size() - 1;
+  }
+  double wall_ms(std::size_t i) const override { return ms_[i]; }
+  double took_ms(std::size_t i) const override { return ms_[i]; }
+  bool disturbed(std::size_t /*i*/) const override { return false; }
+
+ private:
+  std::unique_ptr<cuda::Memory> flush_;
+  std::unique_ptr<cuda::Timer> timer_;
+  std::vector<double> ms_;
+};
 
 // Both modes of one side at one shape.
 struct Side {
   LoadedCall forward;
   std::unique_ptr<LoadedCall> backward;
-  std::size_t workspace;
+  std::size_t workspace = 0;
 
   Side(const LoadedContext& ctx, const Case& c, bool with_backward) : forward(ctx, c, false) {
-    workspace = forward.workspace();
-    if (!with_backward) return;
-    backward = std::make_unique<LoadedCall>(ctx, c, true);
-    workspace = std::max(workspace, backward->workspace());
+    if (with_backward) backward = std::make_unique<LoadedCall>(ctx, c, true);
   }
+  // Of calls that are where they will run.
+  void ask() { workspace = std::max(forward.workspace(), backward ? backward->workspace() : 0); }
   std::vector<LoadedCall::Output> outputs() const {
     std::vector<LoadedCall::Output> all = forward.outputs();
     if (backward) all.insert(all.end(), backward->outputs().begin(), backward->outputs().end());
@@ -100,15 +126,17 @@ class PinnedHere {
 // What two sides at one shape share: input bytes, output memory, workspace.
 struct Shared {
   Case c;
+  Device device;
   Side base, candidate;
   std::vector<LoadedCall::Output> names;
   std::size_t forward_outputs;
   std::vector<Buffer> outputs;
-  Buffer workspace;
+  std::unique_ptr<CallMemory> memory;
   std::size_t input_bytes = 0, upstream_bytes = 0, output_bytes = 0, gradient_bytes = 0;
 
-  Shared(const LoadedContext& base_ctx, const LoadedContext& candidate_ctx, Case with, bool backward)
+  Shared(const LoadedContext& base_ctx, const LoadedContext& candidate_ctx, Case with, bool backward, Device on)
       : c(std::move(with)),
+        device(on),
         base(base_ctx, c, backward),
         candidate(candidate_ctx, c, backward),
         names(candidate.outputs()),
@@ -121,21 +149,31 @@ struct Shared {
       for (Side* s : {&base, &candidate})
         (gradient ? *s->backward : s->forward).bind(names[i].name, outputs.back().view());
     }
-    workspace = Buffer::bytes(std::max(base.workspace, candidate.workspace));
+    std::vector<LoadedCall*> calls;
+    for (Side* s : {&base, &candidate}) {
+      calls.push_back(&s->forward);
+      if (s->backward) calls.push_back(s->backward.get());
+    }
+    memory = std::make_unique<CallMemory>(device, std::move(calls));
+    for (Side* s : {&base, &candidate}) s->ask();
     for (const auto& name : c.input_names()) input_bytes += bytes_of(c.input(name));
     for (const auto& name : c.upstream_names()) upstream_bytes += bytes_of(c.upstream(name));
   }
   Shared(const Shared&) = delete;
   Shared& operator=(const Shared&) = delete;
 
-  std::span<std::byte> memory(const Side& s) const { return workspace.span().first(s.workspace); }
+  std::span<std::byte> workspace(const Side& s) const { return memory->workspace().first(s.workspace); }
+  bool on_gpu() const { return device.type != DeviceType::Cpu; }
   std::size_t count(bool backward) const { return backward ? names.size() : forward_outputs; }
   void poison_outputs(bool backward) const {
-    for (std::size_t i = 0; i < count(backward); ++i) poison(outputs[i]);
+    for (std::size_t i = 0; i < count(backward); ++i) memory->poison(outputs[i]);
   }
   std::vector<Buffer> copy_outputs(bool backward) const {
     std::vector<Buffer> copies;
-    for (std::size_t i = 0; i < count(backward); ++i) copies.push_back(clone(outputs[i].view()));
+    for (std::size_t i = 0; i < count(backward); ++i) {
+      if (const std::string bad = memory->fetch(outputs[i]); !bad.empty()) refuse("{}: {}", names[i].name, bad);
+      copies.push_back(clone(outputs[i].view()));
+    }
     return copies;
   }
   std::size_t peak(const Side& s, bool backward) const {
@@ -143,12 +181,14 @@ struct Shared {
   }
   // Names the first output that is not what it should be; empty when all are.
   std::string differing(const std::vector<Buffer>& expected, bool backward) const {
-    for (std::size_t i = 0; i < count(backward); ++i)
+    std::string beside;
+    for (std::size_t i = 0; i < count(backward); ++i) {
+      const std::string bad = memory->fetch(outputs[i]);
       if (std::memcmp(outputs[i].view().data, expected[i].view().data, bytes_of(outputs[i].view())) != 0)
         return names[i].name;
-    for (std::size_t i = 0; i < count(backward); ++i)
-      if (!outputs[i].guards_intact()) return names[i].name + " (written outside the tensor)";
-    return workspace.guards_intact() ? "" : "the workspace (written outside)";
+      if (!bad.empty() && beside.empty()) beside = fmt::format("{} ({})", names[i].name, bad);
+    }
+    return beside.empty() ? memory->look_beside_workspace() : beside;
   }
 };
 
@@ -167,7 +207,7 @@ struct Timed {
     return half_width <= kNarrow || spent >= (half_width <= kWide ? kRowMs : kMostRowMs);
   }
   // As the waits are known now.
-  void take_samples(const Stopwatch& watch) {
+  void take_samples(const SampleClock& watch) {
     row->base.clear();
     row->candidate.clear();
     double wall = 0.0, took = 0.0;
@@ -183,19 +223,20 @@ struct Timed {
 };
 
 // One sample of a side: NaN into the outputs, the timed calls, the comparison of what they left. Its index in `watch`.
-std::size_t sample(Timed& t, bool of_base, Stopwatch& watch) {
+std::size_t sample(Timed& t, bool of_base, SampleClock& watch) {
   const Shared& s = *t.shared;
   Side& side = of_base ? t.shared->base : t.shared->candidate;
+  const auto t0 = Clock::now();
   s.poison_outputs(t.backward);
-  const auto memory = s.memory(side);
+  const auto workspace = s.workspace(side);
   watch.begin();
-  for (int i = 0; i < t.calls; ++i) side.run(memory, t.backward);
+  for (int i = 0; i < t.calls; ++i) side.run(workspace, t.backward);
   const std::size_t index = watch.end();
   if (const std::string bad = s.differing(of_base ? t.expected_base : t.expected_new, t.backward); !bad.empty())
     t.row->error =
         fmt::format("{}: {} of a timed run is not what the first run gave", of_base ? "base" : "candidate", bad);
   t.last = watch.wall_ms(index);
-  t.spent += t.last;
+  t.spent += s.on_gpu() ? since_ms(t0) : t.last;  // the copies take longer than the calls
   return index;
 }
 
@@ -206,9 +247,9 @@ void first_runs(Timed& t, DType dtype) {
   for (Side* side : {&s.base, &s.candidate}) {
     const bool is_base = side == &s.base;
     const char* who = is_base ? "base" : "candidate";
+    s.memory->take_inputs();
     s.poison_outputs(t.backward);
-    std::memset(s.workspace.span().data(), 0xff, s.workspace.span().size());
-    side->run(s.memory(*side), t.backward);
+    side->run(s.workspace(*side), t.backward);
     auto& kept = is_base ? t.expected_base : t.expected_new;
     kept = s.copy_outputs(t.backward);
     for (std::size_t i = 0; i < kept.size() && t.row->error.empty(); ++i)
@@ -224,8 +265,9 @@ void first_runs(Timed& t, DType dtype) {
       t.row->error = fmt::format("{} differs from the base's at this shape: R {:.3g}, limit {:.3g}: skipped work?",
                                  s.names[i].name, d.R, d.limit);
   }
+  if (s.on_gpu()) return;  // its clock is exact enough for one call
   const auto t0 = Clock::now();
-  s.base.run(s.memory(s.base), t.backward);
+  s.base.run(s.workspace(s.base), t.backward);
   const double once = since_ms(t0);
   t.calls = static_cast<int>(std::clamp(std::ceil(kSampleMs / std::max(once, 1e-4)), 1.0, 1e5));
 }
@@ -235,15 +277,17 @@ void other_contents(Timed& t, const Case& other, DType dtype) {
   Shared& s = *t.shared;
   for (const auto& name : s.c.input_names())
     std::memcpy(s.c.input(name).data, other.input(name).data, bytes_of(s.c.input(name)));
+  s.memory->take_inputs();
   s.poison_outputs(t.backward);
-  s.base.run(s.memory(s.base), t.backward);
+  s.base.run(s.workspace(s.base), t.backward);
   const auto expected = s.copy_outputs(t.backward);
   s.poison_outputs(t.backward);
-  s.candidate.run(s.memory(s.candidate), t.backward);
+  s.candidate.run(s.workspace(s.candidate), t.backward);
+  const auto got = s.copy_outputs(t.backward);
   for (std::size_t i = 0; i < expected.size() && t.row->error.empty(); ++i) {
     const FunctionSpec& of = i >= s.forward_outputs ? Registry::global().find(s.c.spec().backward)->spec : s.c.spec();
     const double limit = 2 * limit_of(of, s.names[i].name, dtype);
-    const Difference d = compare(expected[i].view(), s.outputs[i].view(), {.R = limit, .zero = limit});
+    const Difference d = compare(expected[i].view(), got[i].view(), {.R = limit, .zero = limit});
     if (!d.ok)
       t.row->error = fmt::format("{} does not follow new contents in the same memory: R {:.3g}: kept from before?",
                                  s.names[i].name, d.R);
@@ -256,7 +300,7 @@ struct Errors {
   std::string on, problem;
 };
 
-void take_errors(const LoadedContext& ctx, const Case& c, bool backward, const Outcome& expected,
+void take_errors(const LoadedContext& ctx, const Case& c, bool backward, Device device, const Outcome& expected,
                  const std::string& who, double& worst, std::string& problem) {
   LoadedCall call(ctx, c, backward);
   std::vector<Buffer> outputs;
@@ -264,10 +308,12 @@ void take_errors(const LoadedContext& ctx, const Case& c, bool backward, const O
     outputs.emplace_back(o.dtype, o.shape);
     call.bind(o.name, outputs.back().view());
   }
-  const Buffer workspace = Buffer::bytes(call.workspace());
-  call.run(workspace.span());
+  const CallMemory memory(device, {&call});
+  call.run(memory.workspace());
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const std::string& name = call.outputs()[i].name;
+    if (const std::string bad = memory.fetch(outputs[i]); !bad.empty() && problem.empty())
+      problem = fmt::format("{}: {}: {}", who, name, bad);
     const FunctionSpec& spec = backward ? Registry::global().find(c.spec().backward)->spec : c.spec();
     const double limit = limit_of(spec, name, c.options().dtype);
     const Difference d = compare(expected[name], outputs[i].view(), {.R = limit, .zero = std::max(limit, 1e-5)});
@@ -278,7 +324,7 @@ void take_errors(const LoadedContext& ctx, const Case& c, bool backward, const O
 }
 
 Errors errors_against_double(const LoadedContext& base, const LoadedContext& candidate, const Context& reference,
-                             const Case& c, bool backward) {
+                             const Case& c, bool backward, Device device) {
   Errors e;
   const Case wide = c.widen(DType::F64);
   for (const bool back : {false, true}) {
@@ -288,8 +334,8 @@ Errors errors_against_double(const LoadedContext& base, const LoadedContext& can
       e.problem = "reference: " + expected.problem();
       return e;
     }
-    take_errors(base, c, back, expected, "base", e.base, e.problem);
-    take_errors(candidate, c, back, expected, "candidate", e.candidate, e.problem);
+    take_errors(base, c, back, device, expected, "base", e.base, e.problem);
+    take_errors(candidate, c, back, device, expected, "candidate", e.candidate, e.problem);
   }
   return e;
 }
@@ -297,11 +343,11 @@ Errors errors_against_double(const LoadedContext& base, const LoadedContext& can
 // On the timed shape where the reference can do that in time: all of it, or one head; else on the shape cut down, whose
 // reference is timed first to tell.
 Errors errors_at(const LoadedContext& base, const LoadedContext& candidate, const Context& reference, const Case& c,
-                 const std::string& shape, bool backward) {
+                 const std::string& shape, bool backward, Device device) {
   const FunctionSpec& spec = c.spec();
   const Case small = bench_case(spec, cut_down(c.sizes()), c.options().dtype).prepared();
   const auto t0 = Clock::now();
-  Errors e = errors_against_double(base, candidate, reference, small, backward);
+  Errors e = errors_against_double(base, candidate, reference, small, backward, device);
   e.on = "a part of " + shape;
   const double small_ms = since_ms(t0);
   const auto volume = [](const Case& x) {
@@ -313,14 +359,14 @@ Errors errors_at(const LoadedContext& base, const LoadedContext& candidate, cons
   const bool heads = uses(spec, "H") && !uses(spec, "HV") && !uses(spec, "HQ") && c.sizes().H > 1;
   Errors full;
   if (whole_ms <= kReferenceMs) {
-    full = errors_against_double(base, candidate, reference, c, backward);
+    full = errors_against_double(base, candidate, reference, c, backward, device);
     full.on = shape;
   } else if (heads && whole_ms / static_cast<double>(c.sizes().H) <= kReferenceMs) {
     // Strided views of one head: a copy of its own lets the fast paths serve it.
     Case head = c.head(c.sizes().H - 1);
     for (const auto& name : head.input_names()) head = head.with(name, head.input(name));
     for (const auto& name : head.upstream_names()) head = head.with_upstream(name, head.upstream(name));
-    full = errors_against_double(base, candidate, reference, head, backward);
+    full = errors_against_double(base, candidate, reference, head, backward, device);
     full.on = shape + ", one head";
   } else {
     return e;
@@ -330,10 +376,10 @@ Errors errors_at(const LoadedContext& base, const LoadedContext& candidate, cons
   return e.candidate * full.base > full.candidate * e.base ? e : full;
 }
 
-void measure(std::deque<Timed>& rows, PairedRun& run, bool one_thread, Progress& progress, const std::string& where) {
+void measure(std::deque<Timed>& rows, PairedRun& run, SampleClock& watch, Progress& progress,
+             const std::string& where) {
   const std::uint64_t order = stream_of(kBenchSeed, "order of pairs");
   std::uint64_t pair = 0;
-  Stopwatch watch(one_thread);
   for (int round = 1;; ++round) {
     std::size_t done = 0;
     for (Timed& t : rows) {
@@ -343,7 +389,7 @@ void measure(std::deque<Timed>& rows, PairedRun& run, bool one_thread, Progress&
       }
       throw_if_interrupted();
       // Whoever ran before has left its own data in the caches; a long call does not notice.
-      if (t.last < kShortMs) {
+      if (t.last < kShortMs && !t.shared->on_gpu()) {
         sample(t, true, watch);
         sample(t, false, watch);
       }
@@ -363,7 +409,7 @@ void measure(std::deque<Timed>& rows, PairedRun& run, bool one_thread, Progress&
   for (Timed& t : rows) t.take_samples(watch);  // waits that ended in another row's turn
 }
 
-void finish(Timed& t, const Roof& roof, bool same_flags) {
+void finish(Timed& t, const PairedRun& run, bool same_flags) {
   PairedRow& r = *t.row;
   const Shared& s = *t.shared;
   const auto backend = [&](const Side& side) {
@@ -382,7 +428,10 @@ void finish(Timed& t, const Roof& roof, bool same_flags) {
     r.flops = r.flops > 0 && back > 0 ? r.flops + back : 0.0;
     r.bytes += static_cast<double>(s.input_bytes + s.upstream_bytes + s.gradient_bytes);
   }
-  if (r.flops > 0) r.floor = floor_ms(roof, r.flops, r.bytes);
+  if (s.on_gpu())
+    r.floor = run.gpu.peak_gbytes > 0 ? r.bytes / run.gpu.peak_gbytes * 1e-6 : 0.0;
+  else if (r.flops > 0)
+    r.floor = floor_ms(run.roof, r.flops, r.bytes);
   // A row that was not timed may still say why not to believe the candidate.
   if (!r.candidate.empty()) r.stats = paired(r.base, r.candidate);
   r.flags = blocking_flags({.base_ms = r.stats.base.median,
@@ -458,8 +507,17 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
   run.load_before = load_average();
   if (run.rows.empty()) return run;
   Progress progress;
-  progress.show("verify: measuring the machine");
-  run.roof = measure_roof(reference.pool());
+  const Device device = device_of(o.call);
+  std::optional<GpuWatch> gpu_watch;
+  if (device.type == DeviceType::Cpu) {
+    progress.show("verify: measuring the machine");
+    run.roof = measure_roof(reference.pool());
+  } else {
+    run.device = o.call.device;
+    run.gpu = check(gpu::device_text(device.index));
+    check(gpu::synchronize(device.index));  // so that this process counts as one that computes there
+    gpu_watch.emplace(run.gpu.pci);
+  }
 
   const double most = 0.8 * static_cast<double>(run.machine.available_bytes);
   const double together = std::min(most / 2, 4.0 * 1024 * 1024 * 1024);
@@ -490,8 +548,8 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
       try {
         Case c = bench_case(spec, job.sizes, dtype);
         if (job.backward) c = c.prepared();
-        const Errors e = errors_at(base_ctx, candidate_ctx, reference, c, job.shape->name, job.backward);
-        shared.push_back(std::make_unique<Shared>(base_ctx, candidate_ctx, std::move(c), job.backward));
+        const Errors e = errors_at(base_ctx, candidate_ctx, reference, c, job.shape->name, job.backward, device);
+        shared.push_back(std::make_unique<Shared>(base_ctx, candidate_ctx, std::move(c), job.backward, device));
         for (const std::size_t i : job.rows) {
           PairedRow& row = run.rows[i];
           row.err_base = e.base;
@@ -508,8 +566,15 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
       }
     }
     try {
-      const PinnedHere pinned(o.call.threads == 1 ? std::vector<int>{} : processors);
-      measure(timed, run, run.threads == 1, progress, where);
+      if (gpu_watch) {
+        const GpuWatch::During during(*gpu_watch);
+        DeviceClock watch(device);
+        measure(timed, run, watch, progress, where);
+      } else {
+        const PinnedHere pinned(o.call.threads == 1 ? std::vector<int>{} : processors);
+        Stopwatch watch(run.threads == 1);
+        measure(timed, run, watch, progress, where);
+      }
     } catch (const Stop& e) {
       for (Timed& t : timed)
         if (t.row->error.empty() && !t.done()) t.row->error = e.what();
@@ -519,10 +584,11 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
         const Case other = bench_case(t.shared->c.spec(), t.shared->c.sizes(), dtype, kOtherSeed);
         other_contents(t, other, dtype);
       }
-      finish(t, run.roof, same_flags);
+      finish(t, run, same_flags);
     }
     begin = end;
   }
+  if (gpu_watch) run.clocks = gpu_watch->finish();
   run.after = machine();
   run.load_after = load_average();
   return run;
@@ -534,6 +600,9 @@ Json machine_json(const PairedRun& r) {
   b.after = r.after;
   b.roof = r.roof;
   b.threads = r.threads;
+  b.device = r.device;
+  b.gpu = r.gpu;
+  b.clocks = r.clocks;
   Json j = machine_json(b);
   j["mhz_during"] = r.mhz;
   j["load_before"] = r.load_before;

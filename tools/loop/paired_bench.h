@@ -35,7 +35,9 @@ struct PairedRun {
   double load_before = 0, load_after = 0;  // runnable processes, one-minute mean
   Roof roof;
   int threads = 0;
-  std::string dtype;
+  std::string dtype, device = "cpu";
+  cuda::DeviceText gpu;  // where the device is one
+  GpuClocks clocks;
   std::vector<PairedRow> rows;
 
   bool blocked() const;

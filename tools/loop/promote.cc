@@ -13,6 +13,8 @@ namespace fs = std::filesystem;
 
 namespace {
 
+constexpr double kLeastCapability = 9.0;  // of a GPU whose figures decide
+
 std::string key_of(const Json& row) { return row.value("shape", "") + " " + row.value("mode", ""); }
 
 std::map<std::string, std::string> accepted(const std::vector<std::string>& list) {
@@ -24,6 +26,30 @@ std::map<std::string, std::string> accepted(const std::vector<std::string>& list
     map[text.substr(0, at)] = text.substr(at + 1);
   }
   return map;
+}
+
+// A time says little when the clock fell or somebody else was computing, and small cards are no measure for large ones.
+std::vector<std::string> lacking_of_gpu(const Json& machine, const std::string& who) {
+  const Json gpu = machine.value("gpu", Json());
+  if (!gpu.is_object()) return {fmt::format("{}: figures of a GPU", who)};
+  std::vector<std::string> list;
+  if (const std::string capability = gpu.value("compute_capability", "0");
+      std::strtod(capability.c_str(), nullptr) < kLeastCapability)
+    list.push_back(fmt::format("{}: a GPU of compute capability {:.1f} or newer, got {} ({})", who, kLeastCapability,
+                               capability, gpu.value("name", "?")));
+  const Json clocks = gpu.value("clocks", Json::object());
+  if (clocks.contains("missing") && clocks["missing"].is_string()) {
+    list.push_back(fmt::format("{}: samples of the clocks: {}", who, clocks["missing"].get<std::string>()));
+    return list;
+  }
+  const Json during = clocks.value("during", Json::object());
+  const Json throttle = during.value("throttle", Json::array());
+  for (const auto& reason : throttle)  // a limit on power or clocks that somebody set meets both sides of a pair alike
+    if (const auto text = reason.get<std::string>(); text != "power cap" && text != "application clocks")
+      list.push_back(fmt::format("{}: a steady clock: throttled by {}", who, text));
+  if (const Json others = clocks.value("other_processes", Json()); others.is_number() && others.get<int>() > 0)
+    list.push_back(fmt::format("{}: a GPU that nobody else uses, got {} processes", who, others.get<int>()));
+  return list;
 }
 
 // What one run of the whole shape set lacks for promotion.
@@ -62,6 +88,8 @@ std::vector<std::string> lacking(const Session& s, const Json& v, const std::map
   if (n == 0 || !sure || gain < c.target_speedup())
     list.push_back(
         fmt::format("{}: {} x on the target, beyond noise in every row; got {:.3f}", who, c["target speedup"], gain));
+  if (c.on_gpu())
+    for (auto& text : lacking_of_gpu(v.value("machine", Json()), who)) list.push_back(std::move(text));
   return list;
 }
 
@@ -87,6 +115,19 @@ std::string stats_table(const Json& v) {
                       err.is_number() ? fmt::format("{:.2g}", err.get<double>()) : "-");
     }
   }
+  return s;
+}
+
+std::string gpu_line(const Json& machine) {
+  const Json gpu = machine.value("gpu", Json());
+  if (!gpu.is_object()) return "GPU: none";
+  const Json during = gpu.value("clocks", Json::object()).value("during", Json::object());
+  std::string s = fmt::format("GPU: index 0, {}, driver {}, runtime {}", gpu.value("name", "?"),
+                              gpu.value("driver", "?"), gpu.value("runtime", "?"));
+  for (const auto& [key, range] : during.items())
+    if (range.is_object() && range.contains("median") && range["median"].is_number())
+      s += fmt::format("; {} {:.0f} ({:.0f} to {:.0f})", key, range["median"].get<double>(), range["min"].get<double>(),
+                       range["max"].get<double>());
   return s;
 }
 
@@ -175,9 +216,11 @@ int loop_promote(const PromoteOptions& o) {
   page += fmt::format("## Test plan\n\n- `{}`: {} passed, {} failed, {} skipped, frozen {}\n", runs[0].command,
                       gate.passed, gate.failed, gate.skipped, gate.gate_hash);
   page += "- the same command once more, in a process of its own\n\n";
-  page += fmt::format("## Environment\n\n- {}\n- baseline {}, candidate {}\n- {}\n- {} (second run)\n- GPU: none\n\n",
-                      environment_line(v.value("machine", Json())), base, best->commit,
-                      clocks(v.value("machine", Json())), clocks(runs[1].json.value("machine", Json())));
+  page += fmt::format(
+      "## Environment\n\n- {}\n- baseline {}, candidate {}\n- {}\n- {} (second run)\n- {}\n- {} (second run)\n\n",
+      environment_line(v.value("machine", Json())), base, best->commit, clocks(v.value("machine", Json())),
+      clocks(runs[1].json.value("machine", Json())), gpu_line(v.value("machine", Json())),
+      gpu_line(runs[1].json.value("machine", Json())));
   for (const auto& p : v.value("profile", Json::array())) page += "- profile: " + p.value("reading", "") + "\n";
   for (std::size_t i = 0; i < runs.size(); ++i)
     page += fmt::format("\n## Run {} (ms)\n\n{}", i + 1, stats_table(runs[i].json));

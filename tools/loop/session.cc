@@ -140,6 +140,9 @@ Verified run_verify(const Session& s, const std::vector<std::string>& args) {
     argv.emplace_back("--threads");
     argv.push_back(std::to_string(threads));
   }
+  const Contract& c = s.effort.contract;
+  if (c.on_gpu()) argv.insert(argv.end(), {"--device", c["device"]});
+  if (!c["dtype"].empty() && c["dtype"] != "f32") argv.insert(argv.end(), {"--dtype", c["dtype"]});
   v.command = "fla " + join({argv.begin() + 1, argv.end()}, " ");
   argv.emplace_back("--json");
   const ChildResult r = run_child(argv, {.directory = s.repo.root(), .show_errors = true});
@@ -153,9 +156,14 @@ Verified run_verify(const Session& s, const std::vector<std::string>& args) {
 
 std::string environment_line(const Json& machine) {
   if (!machine.is_object()) return "";
-  return fmt::format("{}, {}, {} threads; {}; {}; {}; commit {}", machine.value("cpu", "?"), machine.value("isa", "?"),
-                     machine.value("threads", 0), machine.value("system", "?"), machine.value("compiler", "?"),
-                     machine.value("flags", "?"), machine.value("commit", "?"));
+  const Json gpu = machine.value("gpu", Json());
+  const std::string device = !gpu.is_object() ? ""
+                                              : fmt::format("{}, driver {}, runtime {}; ", gpu.value("name", "?"),
+                                                            gpu.value("driver", "?"), gpu.value("runtime", "?"));
+  return device + fmt::format("{}, {}, {} threads; {}; {}; {}; commit {}", machine.value("cpu", "?"),
+                              machine.value("isa", "?"), machine.value("threads", 0), machine.value("system", "?"),
+                              machine.value("compiler", "?"), machine.value("flags", "?"),
+                              machine.value("commit", "?"));
 }
 
 }  // namespace fla::tools

@@ -224,7 +224,7 @@ int loop_step(const StepOptions& o) {
   }
   // While the build is still the candidate's: the next step compares with it.
   if (s.effort.rows.back().status == "keep" && s.head() == pending->commit)
-    build_base(s.repo, s.tree, pending->commit, cache_folder(""));
+    build_base(s.repo, s.tree, pending->commit, cache_folder(""), s.effort.contract.on_gpu());
   conclude(s, *pending);
   return answer(s, {.state = s.state(), .text = told(s.effort.rows.back())}, o.json);
 }

@@ -7,24 +7,39 @@
 
 namespace fla::tools {
 
+// What times samples, each from begin() to end().
+class SampleClock {
+ public:
+  SampleClock() = default;
+  virtual ~SampleClock() = default;
+  SampleClock(const SampleClock&) = delete;
+  SampleClock& operator=(const SampleClock&) = delete;
+
+  virtual void begin() = 0;
+  virtual std::size_t end() = 0;  // the index of the sample that ends now
+  virtual double wall_ms(std::size_t i) const = 0;
+  virtual double took_ms(std::size_t i) const = 0;  // without waits, where they can be taken off
+  virtual bool disturbed(std::size_t i) const = 0;
+};
+
 // A thread waits while it stands ready to run and somebody else has its processor; the system counts such times for
 // each thread when they end (schedstat; where it does not, nothing ever waited). A sample of one thread gets the time
 // back that it has waited, but never more than what leaves the processor time that this process has used: a helper that
 // works while the caller waits is work. With several threads a wait cannot be told from its consequences. It is noted
 // for every sample that it may have touched, also earlier ones, whose work another thread then did.
-class Stopwatch {
+class Stopwatch final : public SampleClock {
  public:
   // Knows the threads that this process has now; one_thread: the calling one alone.
   explicit Stopwatch(bool one_thread);
-  ~Stopwatch();
+  ~Stopwatch() override;
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
-  void begin();
-  std::size_t end();  // the index of the sample that ends now
-  double wall_ms(std::size_t i) const { return ms(spans_[i].end - spans_[i].begin); }
-  double took_ms(std::size_t i) const { return ms(spans_[i].took); }  // without waits, where they can be taken off
-  bool disturbed(std::size_t i) const { return spans_[i].disturbed; }
+  void begin() override;
+  std::size_t end() override;
+  double wall_ms(std::size_t i) const override { return ms(spans_[i].end - spans_[i].begin); }
+  double took_ms(std::size_t i) const override { return ms(spans_[i].took); }
+  bool disturbed(std::size_t i) const override { return spans_[i].disturbed; }
 
  private:
   using Clock = std::chrono::steady_clock;

@@ -16,14 +16,14 @@ std::shared_ptr<LoadedLibrary> load(const BuiltLibrary& b, const std::string& ex
 
 }  // namespace
 
-BaseSetup::BaseSetup(const std::string& ref, const std::string& cache)
-    : tree_(this_build_tree("--base")), repo_(tree_.source), ref_(ref), cache_(cache) {
+BaseSetup::BaseSetup(const std::string& ref, const std::string& cache, const std::string& device)
+    : tree_(this_build_tree("--base")), repo_(tree_.source), ref_(ref), cache_(cache), on_gpu_(device != "cpu") {
   require_frozen(repo_, repo_.resolve(ref), ref);
 }
 
 void BaseSetup::build() {
   candidate_ = candidate_library(repo_, tree_);
-  base_ = build_base(repo_, tree_, ref_, cache_folder(cache_));
+  base_ = build_base(repo_, tree_, ref_, cache_folder(cache_), on_gpu_);
 }
 
 BaseComparison BaseSetup::compare(const std::vector<const Registry::Entry*>& ops, const BenchOptions& o) const {
@@ -34,7 +34,7 @@ BaseComparison BaseSetup::compare(const std::vector<const Registry::Entry*>& ops
       load(candidate_, short_commit(candidate_.commit) + (repo_.clean() ? "" : "-dirty"), "candidate");
   c.candidate_commit = candidate->info("commit");
   c.flag_differences = flag_differences(base_.flags, candidate_.flags);
-  for (const char* key : {"flags", "compiler", "build_type"})
+  for (const char* key : {"flags", "compiler", "build_type", "cuda"})
     if (base->info(key) != candidate->info(key))
       c.flag_differences.push_back(
           fmt::format("{}: base '{}', candidate '{}'", key, base->info(key), candidate->info(key)));

@@ -21,7 +21,7 @@ struct BaseComparison {
 // Everything but the timing: the frozen scope holds, both libraries are there and are what they should be.
 class BaseSetup {
  public:
-  BaseSetup(const std::string& ref, const std::string& cache);
+  BaseSetup(const std::string& ref, const std::string& cache, const std::string& device);
   BaseComparison compare(const std::vector<const Registry::Entry*>& ops, const BenchOptions& o) const;
   void build();
 
@@ -29,6 +29,7 @@ class BaseSetup {
   BuildTree tree_;
   Repo repo_;
   std::string ref_, cache_;
+  bool on_gpu_;
   BuiltLibrary base_, candidate_;
 };
 

@@ -89,16 +89,26 @@ namespace {
 
 class CudaMemory final : public Memory {
  public:
-  CudaMemory(void* p, std::size_t bytes, int device) : p_(p), bytes_(bytes), device_(device) {}
+  CudaMemory(void* p, std::size_t bytes, int device) : p_(static_cast<std::byte*>(p)), bytes_(bytes), device_(device) {}
   ~CudaMemory() override {
     const OnDevice here(device_);
     cudaFree(p_);
   }
   void* data() const override { return p_; }
   std::size_t size() const override { return bytes_; }
-  Status upload(const void* from, std::size_t bytes) override { return copy(p_, from, bytes, cudaMemcpyHostToDevice); }
-  Status download(void* to, std::size_t bytes) const override { return copy(to, p_, bytes, cudaMemcpyDeviceToHost); }
-  Status clear(Stream stream) override { return fill_zero(p_, bytes_, stream); }
+  Status upload(std::size_t at, const void* from, std::size_t bytes) override {
+    return copy(p_ + at, from, bytes, cudaMemcpyHostToDevice);
+  }
+  Status download(std::size_t at, void* to, std::size_t bytes) const override {
+    return copy(to, p_ + at, bytes, cudaMemcpyDeviceToHost);
+  }
+  Status fill(std::size_t at, std::size_t bytes, std::byte value, Stream stream) override {
+    const OnDevice here(device_);
+    if (!here.status()) return here.status();
+    const auto s = static_cast<cudaStream_t>(stream.handle);
+    const cudaError_t e = bytes == 0 ? cudaSuccess : cudaMemsetAsync(p_ + at, std::to_integer<int>(value), bytes, s);
+    return e == cudaSuccess ? Status() : launch_error("fill", e);
+  }
 
  private:
   Status copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
@@ -108,7 +118,7 @@ class CudaMemory final : public Memory {
     if (e == cudaSuccess) e = cudaMemcpy(to, from, bytes, kind);
     return e == cudaSuccess ? Status() : launch_error("copy", e);
   }
-  void* p_;
+  std::byte* p_;
   std::size_t bytes_;
   int device_;
 };
@@ -177,8 +187,9 @@ Result<DeviceText> device_text(int index) {
     if (e != cudaSuccess) return launch_error("device", e);
   }
   const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-  return DeviceText{
-      p.name, version(driver), version(runtime), count, p.totalGlobalMem, 2.0 * clock * 1e3 * bits / 8 * 1e-9, pci};
+  return DeviceText{p.name, version(driver),  version(runtime),
+                    count,  p.totalGlobalMem, 2.0 * clock * 1e3 * bits / 8 * 1e-9,
+                    pci,    info->sm};
 }
 
 }  // namespace fla::cuda

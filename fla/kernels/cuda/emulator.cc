@@ -530,21 +530,20 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 void DeviceBuffer::protect(bool open) const {
+  static const bool shared = std::getenv("FLA_EMULATOR_SHARED") != nullptr;
+  open |= shared;
   mprotect(map_ + page_bytes(), map_bytes_ - 2 * page_bytes(), open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
-void DeviceBuffer::upload(const void* from) { upload(from, bytes_); }
-void DeviceBuffer::download(void* to) const { download(to, bytes_); }
-
-void DeviceBuffer::upload(const void* from, std::size_t bytes) {
+void DeviceBuffer::upload(const void* from) {
   protect(true);
-  if (bytes > 0) std::memcpy(data_, from, bytes);
+  if (bytes_ > 0) std::memcpy(data_, from, bytes_);
   protect(false);
 }
 
-void DeviceBuffer::download(void* to, std::size_t bytes) const {
+void DeviceBuffer::download(void* to) const {
   protect(true);
-  if (bytes > 0) std::memcpy(to, data_, bytes);
+  if (bytes_ > 0) std::memcpy(to, data_, bytes_);
   protect(false);
 }
 
@@ -773,21 +772,24 @@ class EmulatedMemory final : public Memory {
   explicit EmulatedMemory(std::size_t bytes) : buffer_(bytes) {}
   void* data() const override { return buffer_.data(); }
   std::size_t size() const override { return buffer_.size(); }
-  Status upload(const void* from, std::size_t bytes) override {
-    buffer_.upload(from, bytes);
+  Status upload(std::size_t at, const void* from, std::size_t bytes) override {
+    const emulator::OpenDeviceMemory open;
+    if (bytes > 0) std::memcpy(start() + at, from, bytes);
     return {};
   }
-  Status download(void* to, std::size_t bytes) const override {
-    buffer_.download(to, bytes);
+  Status download(std::size_t at, void* to, std::size_t bytes) const override {
+    const emulator::OpenDeviceMemory open;
+    if (bytes > 0) std::memcpy(to, start() + at, bytes);
     return {};
   }
-  Status clear(Stream /*stream*/) override {
-    const std::vector<std::byte> zeros(buffer_.size());
-    buffer_.upload(zeros.data());
+  Status fill(std::size_t at, std::size_t bytes, std::byte value, Stream /*stream*/) override {
+    const emulator::OpenDeviceMemory open;
+    if (bytes > 0) std::memset(start() + at, std::to_integer<int>(value), bytes);
     return {};
   }
 
  private:
+  std::byte* start() const { return static_cast<std::byte*>(buffer_.data()); }
   emulator::DeviceBuffer buffer_;
 };
 
@@ -815,7 +817,7 @@ Status synchronize(int /*device*/) { return {}; }
 Result<DeviceText> device_text(int index) {
   const Result<DeviceInfo> info = device_info(index);
   if (!info) return info.status();
-  return DeviceText{"emulator on the CPU", "none", "none", 1, 0, 0.0, "emulated"};
+  return DeviceText{"emulator on the CPU", "none", "none", 1, 0, 0.0, "emulated", info->sm};
 }
 
 }  // namespace fla::cuda

@@ -33,7 +33,8 @@ struct Counters {
 Counters& counters();  // of the calling host thread
 
 // Memory that only kernels may touch: outside launches every access ends the program, inside a launch an access beyond
-// its end is an error of the launch. Starts as NaN.
+// its end is an error of the launch. Starts as NaN. With FLA_EMULATOR_SHARED set the host may touch it too: for
+// programs that load several builds of the library, each with an emulator of its own.
 class DeviceBuffer {
  public:
   explicit DeviceBuffer(std::size_t bytes);
@@ -45,9 +46,6 @@ class DeviceBuffer {
   std::size_t size() const { return bytes_; }
   void upload(const void* from);
   void download(void* to) const;
-  // The first bytes.
-  void upload(const void* from, std::size_t bytes);
-  void download(void* to, std::size_t bytes) const;
 
  private:
   friend class OpenDeviceMemory;

@@ -18,10 +18,11 @@ class Memory {
   Memory& operator=(const Memory&) = delete;
   virtual void* data() const = 0;
   virtual std::size_t size() const = 0;
-  // The first bytes; both wait until the device has done what it was asked for before, and report how that went.
-  virtual Status upload(const void* from, std::size_t bytes) = 0;
-  virtual Status download(void* to, std::size_t bytes) const = 0;
-  virtual Status clear(Stream stream) = 0;  // to zeros, in the order of the stream
+  // Bytes from offset `at` on; both wait until the device has done what it was asked for before, and report how that
+  // went.
+  virtual Status upload(std::size_t at, const void* from, std::size_t bytes) = 0;
+  virtual Status download(std::size_t at, void* to, std::size_t bytes) const = 0;
+  virtual Status fill(std::size_t at, std::size_t bytes, std::byte value, Stream stream) = 0;  // in the stream's order
 };
 Result<std::unique_ptr<Memory>> allocate(std::size_t bytes, int device);
 
@@ -47,6 +48,7 @@ struct DeviceText {
   std::size_t memory_bytes = 0;
   double peak_gbytes = 0.0;  // of its memory, a second; 0: not known
   std::string pci;           // its address, "0000:1B:00.0"
+  int sm = 0;                // compute capability times ten
 };
 Result<DeviceText> device_text(int index);
 
