@@ -44,10 +44,9 @@ double load_average() {
 // takes longer than a call's launches.
 class DeviceClock final : public SampleClock {
  public:
-  explicit DeviceClock(Device device) {
-    flush_ = check(gpu::allocate(4 * check(gpu::device_info(device.index)).l2_bytes, device.index));
-    timer_ = gpu::make_timer({nullptr, device.index});
-  }
+  explicit DeviceClock(Device device)
+      : flush_(check(gpu::allocate(4 * check(gpu::device_info(device.index)).l2_bytes, device.index))),
+        timer_(gpu::make_timer({nullptr, device.index})) {}
   void begin() override {
     check(flush_->fill(0, flush_->size(), std::byte{0}, {}));
     timer_->start();
