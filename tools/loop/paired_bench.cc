@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMostPairs = 2000;
 constexpr double kRowMs = 6000.0;       // of one row, both sides together, when its interval stays above kNarrow
 constexpr double kMostRowMs = 20000.0;  // and when it stays above kWide
+constexpr double kOfThatOnGpu = 0.3;    // where most of it is copies, and the clock is exact
 constexpr double kNarrow = 0.004;       // half width at which a row has been timed enough
 constexpr double kWide = 0.03;
 constexpr double kSampleMs = 1.0;  // short calls are timed several at once
@@ -203,7 +204,8 @@ struct Timed {
   bool done() const {
     if (!row->error.empty() || pairs.size() >= kMostPairs) return true;
     if (pairs.size() < kLeastPairs) return false;
-    return half_width <= kNarrow || spent >= (half_width <= kWide ? kRowMs : kMostRowMs);
+    const double most = half_width <= kWide ? kRowMs : kMostRowMs;
+    return half_width <= kNarrow || spent >= (shared->on_gpu() ? kOfThatOnGpu * most : most);
   }
   // As the waits are known now.
   void take_samples(const SampleClock& watch) {
