@@ -1,5 +1,5 @@
 // fla_cuda_diag_bench [NAME]: checks the diagonal-decay engine against the double reference on this GPU, then times it.
-// With NAME only times the forward of what has it in its name, as "simple_gla B1". Exit status 1 if a check fails.
+// With NAME only times what begins with it, as "simple_gla B1". Exit status 1 if a check fails.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -60,11 +60,12 @@ int check(const DeviceInfo& d) {
     other.sm_count = multiprocessors;
     DiagRun run(c);
     std::string error;
-    const auto all = run.backward(other, error);
-    if (!error.empty()) report(c, what, -1, 0, error);
-    for (const auto& [name, r] : all) {
-      report(c, what, r, c.type == DType::F32 ? 1e-5 : 1e-2,
-             name + " by " + diag_backward_plan(run.device, other).text());
+    for (const DiagBackwardPlan& plan : diag_backward_alternatives(run.device, other)) {
+      const auto all = run.backward(plan, other, error);
+      if (!error.empty()) report(c, what, -1, 0, error);
+      for (const auto& [name, r] : all) {
+        report(c, what, r, c.type == DType::F32 ? 1e-5 : 1e-2, name + " by " + plan.text());
+      }
     }
   };
   const struct {
@@ -227,7 +228,7 @@ void time_shape(const DeviceInfo& d, const std::string& only, Gate gate, const c
                 std::int64_t H, std::int64_t D) {
   const std::string shape = std::string(op) + " B" + std::to_string(B) + "_T" + std::to_string(T) + "_H" +
                             std::to_string(H) + "_D" + std::to_string(D);
-  if (shape.find(only) == std::string::npos) return;
+  if (shape.rfind(only, 0) != 0) return;
   Buffers m;
   DiagProblem p;
   p.B = p.N = B;
@@ -238,6 +239,7 @@ void time_shape(const DeviceInfo& d, const std::string& only, Gate gate, const c
   for (TensorView* x : {&p.q, &p.k, &p.v}) *x = m.make(DType::BF16, {B, T, H, D}, -1, 1);
   p.o = m.make(DType::BF16, {B, T, H, D}, 0, 0);
   double bytes = 8.0 * static_cast<double>(B * T * H * D);
+  if (gate == Gate::Retention) p.head.kind = HeadDecay::Kind::Retention;
   if (gate == Gate::Head) p.g = m.make(DType::F32, {B, T, H}, -0.2F, 0);
   if (gate == Gate::Channel) {
     p.gk = m.make(DType::BF16, {B, T, H, D}, -0.2F, 0);
@@ -255,27 +257,29 @@ void time_shape(const DeviceInfo& d, const std::string& only, Gate gate, const c
     std::fflush(stdout);
     own = false;
   }
-  if (!only.empty()) return;
-
   DiagProblem b = p;
   b.o = {};
   b.do_ = m.make(DType::BF16, {B, T, H, D}, -1, 1);
   for (TensorView* x : {&b.dq, &b.dk, &b.dv}) *x = m.make(DType::BF16, {B, T, H, D}, 0, 0);
   if (gate == Gate::Head) b.dg = m.make(DType::F32, {B, T, H}, 0, 0);
   if (gate == Gate::Channel) b.dgk = m.make(DType::BF16, {B, T, H, D}, 0, 0);
-  const std::size_t n = diag_backward_workspace(b, d);
-  const std::span<std::byte> ws(static_cast<std::byte*>(m.bytes(n)), n);
-  const float backward = milliseconds([&] { return diag_backward(b, d, {}, ws); });
-  std::printf("%-28s bwd %.3f ms, fwd+bwd %.3f ms, workspace %.0f MB, %s\n", shape.c_str(), backward,
-              forward + backward, static_cast<double>(n) * 1e-6, diag_backward_plan(b, d).text().c_str());
-  std::fflush(stdout);
+  const std::string chosen = diag_backward_plan(b, d).text();
+  for (const DiagBackwardPlan& plan : diag_backward_alternatives(b, d)) {
+    const std::size_t n = diag_backward_workspace(b, plan);
+    const std::span<std::byte> ws(static_cast<std::byte*>(m.bytes(n)), n);
+    const float backward = milliseconds([&] { return diag_backward(b, plan, {}, ws); });
+    std::printf("%-28s %s %.3f ms, fwd+bwd %.3f ms, workspace %.0f MB, %s\n", shape.c_str(),
+                plan.text() == chosen ? "bwd" : "alt", backward, forward + backward, static_cast<double>(n) * 1e-6,
+                plan.text().c_str());
+    std::fflush(stdout);
+  }
 }
 
 void time_normalised(const DeviceInfo& d, const std::string& only, std::int64_t B, std::int64_t T, std::int64_t H,
                      std::int64_t D) {
   const std::string shape = "normalised B" + std::to_string(B) + "_T" + std::to_string(T) + "_H" + std::to_string(H) +
                             "_D" + std::to_string(D);
-  if (shape.find(only) == std::string::npos) return;
+  if (shape.rfind(only, 0) != 0) return;
   Buffers m;
   LinearAttnArgs a;
   // Positive q and k, or the denominator has no reason to stay away from 0.
@@ -327,7 +331,8 @@ int main(int argc, char** argv) {
   const struct {
     Gate gate;
     const char* op;
-  } ops[] = {{Gate::None, "linear"}, {Gate::Head, "simple_gla"}, {Gate::Channel, "gla"}};
+  } ops[] = {
+      {Gate::None, "linear"}, {Gate::Retention, "retention"}, {Gate::Head, "simple_gla"}, {Gate::Channel, "gla"}};
   for (const auto& [gate, op] : ops) {
     time_shape(*d, only, gate, op, 1, 8192, 96, 128);
     time_shape(*d, only, gate, op, 2, 16384, 16, 128);

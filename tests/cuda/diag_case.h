@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <limits>
 #include <memory>
 #include <random>
 #include <string>
@@ -46,7 +47,8 @@ struct DiagCase {
   DType type = DType::BF16, gate_type = DType::F32, state_type = DType::F32;
   enum class Gate : std::uint8_t { None, Head, Gamma, Retention, Lightning, Channel, Value } gate = Gate::None;
   double least_gate = -0.2;  // gates are uniform between this and 0
-  bool extreme = false;      // some gates are 0, some -1000
+  bool extreme = false;      // some gates are 0, some `strongest`
+  double strongest = -1000;
   bool reverse = false, h0 = true, ht = true, inplace = false, value_first = false;
   std::vector<std::int64_t> lengths;  // of packed sequences, T is their sum
   bool heads_first = false, odd_rows = false, columns_apart = false;
@@ -127,10 +129,14 @@ class DiagRun {
   }
   // Each gradient's relative RMS difference, by name.
   std::vector<std::pair<std::string, double>> backward(const DeviceInfo& info, std::string& error) {
+    return backward(diag_backward_plan(device, info), info, error);
+  }
+  std::vector<std::pair<std::string, double>> backward(const DiagBackwardPlan& plan, const DeviceInfo& info,
+                                                       std::string& error) {
     ThreadPool pool(1);
     std::vector<std::byte> scratch(reference::diag_backward_workspace(host, 1));
     Status s = reference::diag_backward(host, pool, scratch);
-    const Status ran = s.ok() ? run_backward(info) : s;
+    const Status ran = s.ok() ? run_backward(plan, info) : s;
     const Status waited = ran.ok() ? wait_for_device() : ran;
     std::vector<std::pair<std::string, double>> all;
     if (!waited) {
@@ -151,11 +157,11 @@ class DiagRun {
     }
     return all;
   }
-  Status run_backward(const DeviceInfo& info) {
+  Status run_backward(const DiagBackwardPlan& plan, const DeviceInfo& info) {
     if (const std::string why = diag_backward_refusal(device, info); !why.empty()) return {Code::Unsupported, why};
-    const std::size_t bytes = diag_backward_workspace(device, info);
+    const std::size_t bytes = diag_backward_workspace(device, plan);
     workspace_ = std::make_unique<DeviceMemory>(bytes + 1);
-    return diag_backward(device, info, {}, {static_cast<std::byte*>(workspace_->data()), bytes});
+    return diag_backward(device, plan, {}, {static_cast<std::byte*>(workspace_->data()), bytes});
   }
   Status run_both(const DiagPlan& plan, const DeviceInfo& info) {
     ThreadPool pool(1);
@@ -208,7 +214,7 @@ class DiagRun {
     const double x = std::uniform_real_distribution<double>(c_.least_gate, 0.0)(random_);
     if (!c_.extreme) return x;
     const unsigned pick = random_() % 8;
-    return pick == 0 ? -1000.0 : pick == 1 ? 0.0 : x;
+    return pick == 0 ? c_.strongest : pick == 1 ? 0.0 : x;
   }
   DiagProblem problem() const {
     DiagProblem p;

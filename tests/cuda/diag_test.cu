@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <vector>
 
 #include "tests/cuda/diag_case.h"
@@ -241,23 +242,28 @@ TEST(CudaDiag, Segments) {
   EXPECT_EQ(diag_forward_plan(DiagRun({.T = 1100, .H = 3, .gate = Gate::Channel}).device, device_with(0)).segments, 1);
 }
 
+// By every plan that could run it.
 void expect_backward(DiagCase c, int multiprocessors = 1) {
   c.backward = true;
-  for (int i = 0; i < kOrders; ++i) {
-    use_order(i);
-    DiagRun run(c);
-    std::string error;
-    const DeviceInfo d = device_with(multiprocessors);
-    const auto all = run.backward(d, error);
-    EXPECT_EQ(error, "");
-    const double limit = c.type == DType::F32 ? 1e-5 : 1e-2;
-    bool good = error.empty();
-    for (const auto& [name, r] : all) {
-      EXPECT_LT(r, limit) << name << " [" << diag_backward_plan(run.device, d).text() << "] T " << c.T << " K " << c.K
-                          << " V " << c.V << " gate " << static_cast<int>(c.gate) << " order " << i;
-      good = good && r < limit;
+  const DeviceInfo d = device_with(multiprocessors);
+  const std::size_t plans = diag_backward_alternatives(DiagRun(c).device, d).size();
+  for (std::size_t which = 0; which < plans; ++which) {
+    for (int i = 0; i < kOrders; ++i) {
+      use_order(i);
+      DiagRun run(c);
+      std::string error;
+      const DiagBackwardPlan plan = diag_backward_alternatives(run.device, d)[which];
+      const auto all = run.backward(plan, d, error);
+      EXPECT_EQ(error, "");
+      const double limit = c.type == DType::F32 ? 1e-5 : 1e-2;
+      bool good = error.empty();
+      for (const auto& [name, r] : all) {
+        EXPECT_LT(r, limit) << name << " [" << plan.text() << "] T " << c.T << " K " << c.K << " V " << c.V << " gate "
+                            << static_cast<int>(c.gate) << " order " << i;
+        good = good && r < limit;
+      }
+      if (!good) break;
     }
-    if (!good) break;
   }
   use_order(0);
 }
@@ -281,6 +287,42 @@ TEST(CudaDiag, BackwardCases) {
     }
   }
   expect_backward({.T = 40, .H = 1, .K = 130, .V = 66, .type = DType::F16, .gate = Gate::Channel});
+}
+
+// A gate of -inf forgets all that was, as a mask does.
+TEST(CudaDiag, MaskedGates) {
+  constexpr double kMask = -std::numeric_limits<double>::infinity();
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const DType type : {DType::BF16, DType::F32}) {
+      for (const DType of_gates : {DType::F32, DType::BF16}) {
+        const DiagCase c = {.T = 70,
+                            .H = 1,
+                            .K = 40,
+                            .V = 24,
+                            .type = type,
+                            .gate_type = of_gates,
+                            .gate = gate,
+                            .extreme = true,
+                            .strongest = kMask};
+        expect_forward(c);
+        expect_backward(c);
+      }
+    }
+    expect_forward({.T = 6, .H = 1, .gate = gate, .extreme = true, .strongest = kMask});
+  }
+}
+
+TEST(CudaDiag, BackwardPlan) {
+  const auto by_chunk = [](const DiagCase& c) {
+    DiagCase backward = c;
+    backward.backward = true;
+    return diag_backward_plan(DiagRun(backward).device, device_with(132)).by_chunk;
+  };
+  EXPECT_TRUE(by_chunk({.gate = Gate::Head}));
+  EXPECT_TRUE(by_chunk({.K = 128, .V = 72, .gate = Gate::Channel}));
+  EXPECT_FALSE(by_chunk({.K = 130, .gate = Gate::Head}));
+  EXPECT_FALSE(by_chunk({.T = 16, .gate = Gate::Head}));
+  EXPECT_FALSE(by_chunk({.type = DType::F32, .gate = Gate::Head}));
 }
 
 TEST(CudaDiag, BackwardSegments) {

@@ -3,7 +3,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "fla/ops/common/diag_cuda.cuh"
+#include "fla/ops/common/diag_cuda_gradient.cuh"
 
 namespace fla::cuda {
 
@@ -73,7 +73,8 @@ std::size_t start_bytes(std::int64_t parts, std::int64_t K, std::int64_t V) {
   return static_cast<std::size_t>(parts * K * V) * sizeof(float);
 }
 std::size_t total_bytes(std::int64_t parts, std::int64_t K, std::int64_t V, DiagPlan::Kind kind) {
-  const std::int64_t each = kind == DiagPlan::Kind::Channel ? K : kind == DiagPlan::Kind::Value ? V : 1;
+  using Kind = DiagPlan::Kind;
+  const std::int64_t each = kind == Kind::Channel ? K : kind == Kind::Value || kind == Kind::States ? V : 1;
   return static_cast<std::size_t>(parts * each) * sizeof(float);
 }
 
@@ -118,6 +119,29 @@ std::size_t diag_run_bytes(const DiagProblem& p, const DiagPlan& f) {
   if (f.segments == 1 || empty(p)) return 0;
   const std::int64_t parts = p.N * p.H * f.segments;
   return aligned(start_bytes(parts, p.K, p.V)) + aligned(total_bytes(parts, p.K, p.V, f.kind)) + kAlignment;
+}
+
+Status diag_run_states(StateRuns runs, const DiagPlan& f, Stream stream, void* const (&workspace)[2]) {
+  const auto pass = [&](DiagPass which) {
+    for (DiagParams& a : runs.run) a.pass = which;
+    return runs.run[0].k.type == DType::F16 ? launch_diag_states<f16>(runs, f, stream)
+                                            : launch_diag_states<bf16>(runs, f, stream);
+  };
+  if (f.segments == 1) return pass(DiagPass::Whole);
+  for (int i = 0; i < 2; ++i) {
+    DiagParams& a = runs.run[i];
+    Arena memory(workspace[i]);
+    const std::int64_t parts = a.N * a.H * f.segments;
+    a.start = static_cast<float*>(memory.take(start_bytes(parts, a.K, a.V)));
+    a.total = static_cast<float*>(memory.take(total_bytes(parts, a.K, a.V, f.kind)));
+  }
+  if (Status s = pass(DiagPass::Local); !s) return s;
+  for (DiagParams& a : runs.run) {
+    a.pass = DiagPass::Whole;
+    const DiagPlan::Kind kind = a.gv.present() ? DiagPlan::Kind::Value : DiagPlan::Kind::Head;
+    if (Status s = join_segments(a, kind, stream); !s) return s;
+  }
+  return pass(DiagPass::Final);
 }
 
 Status diag_run(DiagParams a, const DiagPlan& f, Stream stream, void* workspace) {

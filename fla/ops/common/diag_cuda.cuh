@@ -77,9 +77,8 @@ struct DiagTask {
   }
 };
 
-FLA_DEVICE DiagTask diag_task(const DiagParams& p, int chunk, int value) {
+FLA_DEVICE DiagTask diag_task(const DiagParams& p, int chunk, int value, std::int64_t x = block_x()) {
   DiagTask a;
-  std::int64_t x = block_x();
   a.v0 = static_cast<int>(x % p.v_blocks) * value;
   x /= p.v_blocks;
   a.s = x % p.segments;
@@ -100,6 +99,34 @@ FLA_DEVICE DiagTask diag_task(const DiagParams& p, int chunk, int value) {
   const std::int64_t part = (chunks + p.segments - 1) / p.segments * chunk;
   a.from = a.s * part - ahead < a.length ? a.s * part - ahead : a.length;
   a.to = a.from + part < a.length ? a.from + part : a.length;
+  return a;
+}
+
+// The sequence of a slot, where `first(n, begin)` is the first slot of sequence n: the last that is not behind it.
+template <typename F>
+FLA_DEVICE DiagTask task_of_slot(const DiagParams& p, std::int64_t slot, std::int64_t h, F&& first) {
+  DiagTask a;
+  a.h = h;
+  a.begin = 0;
+  a.length = p.T;
+  if (!p.cu.present()) {
+    a.n = a.row = slot / first(1, 0);
+    return a;
+  }
+  const auto start = [&](std::int64_t n) { return load_index(p.cu.at.data, p.cu.type, n * p.cu.at.stride[0]); };
+  std::int64_t low = 0, high = p.N - 1;
+  while (low < high) {
+    const std::int64_t middle = (low + high + 1) / 2;
+    if (first(middle, start(middle)) <= slot) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  a.n = low;
+  a.row = 0;
+  a.begin = start(low);
+  a.length = start(low + 1) - a.begin;
   return a;
 }
 
@@ -132,6 +159,45 @@ FLA_DEVICE float head_gate(const DiagParams& p, std::int64_t h) {
   }
   return 0.0F;
 }
+
+// Running sums of the gates of BT tokens by a warp, of one gate per head and token or none.
+template <int BT>
+struct HeadGates {
+  const DiagParams& p;
+  const DiagTask& a;
+  float constant;
+  std::uint32_t next[BT / 32] = {};  // as they lie in memory, or whether the constant acts
+
+  FLA_DEVICE HeadGates(const DiagParams& params, const DiagTask& task)
+      : p(params), a(task), constant(head_gate(params, task.h)) {}
+
+  // Asks for those of the tokens from t on, so that nothing waits for them before they are taken.
+  FLA_DEVICE void ask(std::int64_t t) {
+    const std::int64_t end = a.to - (p.shift ? 1 : 0);
+    FLA_UNROLL
+    for (int i = 0; i < BT / 32; ++i) {
+      const std::int64_t at = t + 32 * i + lane_id() - (p.shift ? 1 : 0);
+      const auto& s = p.g.at.stride;
+      if (at < 0 || at >= end) {
+        next[i] = 0;
+      } else if (p.g.present()) {
+        next[i] = load_bits(p.g.at.data, p.g.type, a.row * s[0] + a.token(p, at) * s[1] + a.h * s[2]);
+      } else {
+        next[i] = 1;
+      }
+    }
+  }
+  // G[i]: at token 32 i + lane
+  FLA_DEVICE void take(float (&G)[BT / 32], float& sum) const {
+    sum = 0.0F;
+    FLA_UNROLL
+    for (int i = 0; i < BT / 32; ++i) {
+      const float held = next[i] != 0 ? constant : 0.0F;
+      G[i] = warp_prefix_sum(p.g.present() ? base2_gate(from_bits(p.g.type, next[i])) : held) + sum;
+      sum = shuffle(G[i], 31);
+    }
+  }
+};
 
 // Which gate acts on state element (i, j) before token t of the recurrence's order, 0 <= t <= length: with shift that
 // of the token before it.
@@ -295,6 +361,7 @@ FLA_DEVICE void load_elements(const DiagParams& p, const StatePlane& x, int row,
         const int i = 8 * n + frag_col(e), j = row + 16 * m + frag_row(e);
         S[m][n].x[e] = i < p.K && j < p.V ? load_any(x.data, TYPE, i * x.row + j * x.col) : 0.0F;
       }
+      if (n % 8 == 7) sync_warp();  // or the addresses of all loads are held at once
     }
   }
 }
@@ -330,6 +397,15 @@ FLA_DEVICE void load_warp_state(const DiagParams& p, const DiagTask& a, int row,
     default: load_elements<DType::BF16, KP, WM>(p, x, row, S); break;
   }
 }
+template <int KP, int WM>
+FLA_DEVICE void write_warp_state(const DiagParams& p, const DiagTask& a, int row, const FragC (&S)[WM][KP / 8]) {
+  const StatePlane x = p.pass == DiagPass::Local ? segment_plane(p, a) : sequence_plane(p.ht, a);
+  switch (x.type) {
+    case DType::F32: store_elements<DType::F32, KP, WM>(p, x, row, S); break;
+    case DType::F16: store_elements<DType::F16, KP, WM>(p, x, row, S); break;
+    default: store_elements<DType::BF16, KP, WM>(p, x, row, S); break;
+  }
+}
 // With shift the last token's gate acts here. No run with shift and gates per value channel has a final state.
 template <int KP, int WM>
 FLA_DEVICE void store_warp_state(const DiagParams& p, const DiagTask& a, int row, FragC (&S)[WM][KP / 8]) {
@@ -354,12 +430,7 @@ FLA_DEVICE void store_warp_state(const DiagParams& p, const DiagTask& a, int row
       }
     }
   }
-  const StatePlane x = local ? segment_plane(p, a) : sequence_plane(p.ht, a);
-  switch (x.type) {
-    case DType::F32: store_elements<DType::F32, KP, WM>(p, x, row, S); break;
-    case DType::F16: store_elements<DType::F16, KP, WM>(p, x, row, S); break;
-    default: store_elements<DType::BF16, KP, WM>(p, x, row, S); break;
-  }
+  write_warp_state<KP, WM>(p, a, row, S);
 }
 
 // ---- boundaries: states are kept four elements of a lane together
@@ -620,6 +691,7 @@ DiagPlan diag_step_plan(const DiagProblem& p);
 DiagPlan diag_token_plan(const DiagProblem& p);  // Step or Decode
 // boundaries: of runs that keep or sum states at boundaries.
 DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries);
+DiagPlan diag_states_plan(const DiagProblem& p, const DeviceInfo& d);
 DiagParams diag_parameters(const DiagProblem& p, const DiagPlan& plan);
 // One pass over the problem, with segments three; workspace as diag_run_bytes.
 std::size_t diag_run_bytes(const DiagProblem& p, const DiagPlan& f);

@@ -20,6 +20,7 @@ struct DiagPlan {
     Head,     // chunks on tensor cores, one gate per head and token, or none
     Channel,  // chunks on tensor cores, one gate per key channel
     Value,    // chunks on tensor cores, one gate per value channel
+    States,   // states at chunks and their adjoints, on tensor cores, for gradients chunk by chunk
     Decode,   // as Step for at most 8 tokens, states of rows that can be moved 16 bytes at a time
   };
   Kind kind = Kind::Step;
@@ -46,15 +47,22 @@ Status diag_forward(const DiagProblem& p, const DeviceInfo& d, Stream stream, st
 std::size_t diag_forward_workspace(const DiagProblem& p, const DiagPlan& plan);
 Status diag_forward(const DiagProblem& p, const DiagPlan& plan, Stream stream, std::span<std::byte> workspace);
 
-// The backward, without gates per value channel. dq and dk come from runs whose states have K and V in other roles, dv
+// The backward, without gates per value channel. By chunk: the states before each chunk and their adjoints behind it,
+// then every gradient of a chunk at once. Else dq and dk come from runs whose states have K and V in other roles, dv
 // and dh0 from one with the forward's.
 struct DiagBackwardPlan {
+  bool by_chunk = false;
+  DiagPlan states;
   DiagPlan by_key, by_value;
   std::string text() const;
 };
 DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d);
+// Every way that could run the problem.
+std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagProblem& p, const DeviceInfo& d);
 std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d);
 std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d);
 Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
+std::size_t diag_backward_workspace(const DiagProblem& p, const DiagBackwardPlan& plan);
+Status diag_backward(const DiagProblem& p, const DiagBackwardPlan& plan, Stream stream, std::span<std::byte> workspace);
 
 }  // namespace fla::cuda

@@ -4,12 +4,14 @@
 //   dv_j = scale sum_{i >= j} P_ij <k_j, q_i> do_i + P_Nj dS_N^T k_j               backwards in time, of (k, q, do)
 // where a token's gate acts on the token before it. The gate's gradient is F = rowsum(S o dS) before the token, and
 //   F(t) = F(t + 1) + q_t o dq_t - k_t o dk_t
-// F is formed from the states at boundaries, every kAlign tokens, and by this sum between them, from both sides: what
-// the sum misses at the other boundary is spread evenly over the tokens between.
+// Where K and V are at most 128 and the operands have 16 bits, both runs' states are kept at chunks of 64 tokens, and a
+// kernel forms a chunk's gradients from them, every chunk beside the others. Else each gradient is a run, and F is
+// formed from the states at boundaries, every kAlign tokens, and by this sum between them, from both sides: what the
+// sum misses at the other boundary is spread evenly over the tokens between.
 #include <algorithm>
 #include <string>
 
-#include "fla/ops/common/diag_cuda.cuh"
+#include "fla/ops/common/diag_cuda_gradient.cuh"
 
 namespace fla::cuda {
 
@@ -26,7 +28,6 @@ struct GateParams {
 };
 
 constexpr int kGateThreads = 128, kGateChannels = 2;
-constexpr float kClosedGate = -25.0F;  // base 2
 
 // A block: the tokens between two boundaries of one head, from the last to the first. A thread has its own channels. T:
 // of q and k; dq and dk are F32. Types that are known let the loads of several tokens be under way together.
@@ -35,29 +36,8 @@ FLA_KERNEL(kGateThreads, 4)
 diag_gate_kernel(const GateParams x) {
   const DiagParams& p = x.p;
   const std::int64_t slot = block_x() / p.H;
-  DiagTask a;
-  a.h = block_x() % p.H;
-  a.begin = 0;
-  a.length = p.T;
-  if (p.cu.present()) {
-    // The last sequence whose first boundary is not behind the slot.
-    const auto start = [&](std::int64_t n) { return load_index(p.cu.at.data, p.cu.type, n * p.cu.at.stride[0]); };
-    std::int64_t low = 0, high = p.N - 1;
-    while (low < high) {
-      const std::int64_t middle = (low + high + 1) / 2;
-      if (first_boundary(p, middle, start(middle)) <= slot) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    a.n = low;
-    a.row = 0;
-    a.begin = start(low);
-    a.length = start(low + 1) - a.begin;
-  } else {
-    a.n = a.row = slot / ((p.T + p.align - 1) / p.align + 1);
-  }
+  const DiagTask a = task_of_slot(p, slot, block_x() % p.H,
+                                  [&](std::int64_t n, std::int64_t begin) { return first_boundary(p, n, begin); });
   const std::int64_t first = (slot - first_boundary(p, a.n, a.begin)) * p.align;
   if (first >= a.length) return;
   const int tokens = a.length - first < p.align ? static_cast<int>(a.length - first) : p.align;
@@ -218,6 +198,33 @@ TensorView gradient(Arena& memory, const TensorView& asked, const TensorView& of
   return {memory.take(static_cast<std::size_t>(of.numel()) * sizeof(float)), DType::F32, of.dims(), of.device};
 }
 
+// What both runs of states are: forwards, and of the adjoints backwards.
+DiagProblem adjoint_role(const DiagProblem& p) {
+  DiagProblem r = key_role(p);
+  r.o = {};
+  r.ht = swap_state_axes(p.dh0);
+  return r;
+}
+DiagProblem state_role(const DiagProblem& p) {
+  DiagProblem r = query_role(p);
+  r.o = {};
+  return r;
+}
+
+struct ChunkMemory {
+  StateRuns runs;
+  void* run[2];
+
+  ChunkMemory(Arena& memory, const DiagProblem& p, const DiagPlan& f) {
+    const std::int64_t words = chunk_slots(p.T, p.N, p.cu_seqlens.present()) * p.H * f.key * f.key / 2;
+    for (std::uint32_t*& kept : runs.kept) {
+      kept = static_cast<std::uint32_t*>(memory.take(static_cast<std::size_t>(words) * sizeof(std::uint32_t)));
+    }
+    run[0] = memory.take(diag_run_bytes(state_role(p), f));
+    run[1] = memory.take(diag_run_bytes(adjoint_role(p), f));
+  }
+};
+
 struct BackwardMemory {
   TensorView dq, dk;
   void* kept = nullptr;
@@ -237,9 +244,49 @@ struct BackwardMemory {
   }
 };
 
+Operand operand(const TensorView& t) { return {view(t), t.dtype}; }
+
+Status backward_by_chunk(const DiagProblem& p, const DiagPlan& f, Stream stream, Arena& arena) {
+  ChunkMemory m(arena, p, f);
+  m.runs.run[0] = diag_parameters(state_role(p), f);
+  m.runs.run[1] = backwards_in_time(adjoint_role(p), f);
+  if (Status s = diag_run_states(m.runs, f, stream, m.run); !s) return s;
+  GradientParams x;
+  x.p = diag_parameters(p, f);
+  x.p.v_blocks = x.p.segments = 1;
+  x.up = operand(p.do_);
+  x.dq = operand(p.dq);
+  x.dk = operand(p.dk);
+  x.dv = operand(p.dv);
+  x.dg = operand(p.dg);
+  x.dgk = operand(p.dgk);
+  x.vector_up = vectorizable(p.do_);
+  x.vector_out = vectorizable(p.dq) && vectorizable(p.dk) && vectorizable(p.dv);
+  x.vector_gates = vectorizable(p.dgk);
+  x.before = m.runs.kept[0];
+  x.after = m.runs.kept[1];
+  const bool half = p.q.dtype == DType::F16;
+  if (p.gk) {
+    return half ? launch_diag_channel_gradient<f16>(x, f, stream) : launch_diag_channel_gradient<bf16>(x, f, stream);
+  }
+  return half ? launch_diag_head_gradient<f16>(x, f, stream) : launch_diag_head_gradient<bf16>(x, f, stream);
+}
+
+DiagBackwardPlan diag_backward_runs(const DiagProblem& p, const DeviceInfo& d) {
+  const bool chunks = p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
+  const DiagProblem values = query_role(p), keys = value_role(p);
+  DiagBackwardPlan f;
+  f.by_key = chunks ? diag_chunk_plan(keys, d, false) : diag_step_plan(keys);
+  f.by_value = chunks ? diag_chunk_plan(values, d, wants_gates(p)) : diag_step_plan(values);
+  return f;
+}
+
 }  // namespace
 
-std::string DiagBackwardPlan::text() const { return "dq, dk: " + by_value.text() + "; dv, dh0: " + by_key.text(); }
+std::string DiagBackwardPlan::text() const {
+  if (by_chunk) return states.text() + ", forwards and backwards; then gradients by chunk";
+  return "dq, dk: " + by_value.text() + "; dv, dh0: " + by_key.text();
+}
 
 std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d) {
   if (p.V > 256) return "needs V of at most 256, got " + std::to_string(p.V);
@@ -250,24 +297,52 @@ std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d) {
   return diag_refusal(p, d);
 }
 
+namespace {
+bool can_go_by_chunk(const DiagProblem& p) {
+  return p.T > 16 && p.K <= 128 && p.V <= 128 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
+}
+}  // namespace
+
 DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
-  const bool chunks = p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
-  const DiagProblem values = query_role(p), keys = value_role(p);
-  if (chunks) return {diag_chunk_plan(keys, d, false), diag_chunk_plan(values, d, wants_gates(p))};
-  return {diag_step_plan(keys), diag_step_plan(values)};
+  DiagBackwardPlan f = diag_backward_runs(p, d);
+  if (!can_go_by_chunk(p)) return f;
+  f.states = diag_states_plan(state_role(p), d);
+  // Without gradients of gates it needs more memory and is faster only where runs leave multiprocessors idle.
+  f.by_chunk = wants_gates(p) || 2 * p.N * p.H * f.states.v_blocks <= d.sm_count;
+  return f;
+}
+
+std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagProblem& p, const DeviceInfo& d) {
+  std::vector<DiagBackwardPlan> all{diag_backward_runs(p, d)};
+  if (can_go_by_chunk(p)) {
+    all.push_back(all.front());
+    all.back().by_chunk = true;
+    all.back().states = diag_states_plan(state_role(p), d);
+  }
+  return all;
 }
 
 std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d) {
+  return diag_backward_workspace(p, diag_backward_plan(p, d));
+}
+std::size_t diag_backward_workspace(const DiagProblem& p, const DiagBackwardPlan& f) {
   if (empty(p)) return 0;
   Arena count(nullptr);
-  const BackwardMemory memory(count, p, diag_backward_plan(p, d));
+  if (f.by_chunk) {
+    const ChunkMemory memory(count, p, f.states);
+  } else {
+    const BackwardMemory memory(count, p, f);
+  }
   return count.bytes();
 }
 
 Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace) {
+  return diag_backward(p, diag_backward_plan(p, d), stream, workspace);
+}
+Status diag_backward(const DiagProblem& p, const DiagBackwardPlan& f, Stream stream, std::span<std::byte> workspace) {
   if (empty(p)) return {};
-  const DiagBackwardPlan f = diag_backward_plan(p, d);
   Arena arena(workspace.data());
+  if (f.by_chunk) return backward_by_chunk(p, f.states, stream, arena);
   const BackwardMemory m(arena, p, f);
   DiagProblem q = query_role(p), k = key_role(p);
   q.o = m.dq;
@@ -295,7 +370,6 @@ Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, s
   if (!wants_gates(p) || p.T == 0) return {};
   GateParams x;
   x.p = boundary(diag_parameters(p, f.by_key), Boundary::None);
-  const auto operand = [](const TensorView& t) { return Operand{view(t), t.dtype}; };
   x.q = operand(p.q);
   x.k = operand(p.k);
   x.dq = operand(m.dq);

@@ -56,32 +56,15 @@ diag_head_kernel(const DiagParams p) {
       }
       cp_async_commit();
     };
-    const float constant = head_gate(p, a.h);
-    std::uint32_t next[BT / 32];
-    const auto at = [&](std::int64_t t) { return t - (p.shift ? 1 : 0); };
-    const auto acts = [&](std::int64_t t) { return at(t) >= 0 && at(t) < a.to - (p.shift ? 1 : 0); };
-    const auto ask = [&](std::int64_t t) {
-      if (!p.g.present()) return;
-      const auto& s = p.g.at.stride;
-      FLA_UNROLL
-      for (int i = 0; i < BT / 32; ++i, t += 32) {
-        if (!acts(t + lane)) continue;
-        next[i] = load_bits(p.g.at.data, p.g.type, a.row * s[0] + a.token(p, at(t + lane)) * s[1] + a.h * s[2]);
-      }
-    };
+    HeadGates<BT> asked(p, a);
     float total = 0.0F;
-    // The gates of the chunk at t, which were asked for; asks for the next one's.
+    // The gates of a chunk, which were asked for; asks for those from t on.
     const auto prepare = [&](std::int64_t t, int of) {
       const Shared<float> to = gates(of);
-      float G[BT / 32], sum = 0.0F;
-      FLA_UNROLL
-      for (int i = 0; i < BT / 32; ++i) {
-        const float gate = p.g.present() ? base2_gate(from_bits(p.g.type, next[i])) : constant;
-        G[i] = warp_prefix_sum(acts(t + 32 * i + lane) ? gate : 0.0F) + sum;
-        sum = shuffle(G[i], 31);
-      }
+      float G[BT / 32], sum;
+      asked.take(G, sum);
       total += sum;
-      ask(t + BT);
+      asked.ask(t);
       FLA_UNROLL
       for (int i = 0; i < BT / 32; ++i) {
         to.store(32 * i + lane, G[i]);
@@ -89,15 +72,15 @@ diag_head_kernel(const DiagParams p) {
         to.store(2 * BT + 32 * i + lane, p.update_scale * exp2_approx(sum - G[i]));
       }
     };
-    ask(a.from);
+    asked.ask(a.from);
     fetch(a.from, 0);
     fetch(a.from + BT, 1);
-    prepare(a.from, 0);
+    prepare(a.from + BT, 0);
     cp_async_wait<1>();
     sync_threads();
     int stage = 0;
     for (std::int64_t t = a.from; t < a.to; t += BT, stage ^= 1) {
-      prepare(t + BT, stage ^ 1);
+      prepare(t + 2 * BT, stage ^ 1);
       cp_async_wait<0>();
       sync_threads();
       fetch(t + 2 * BT, stage);

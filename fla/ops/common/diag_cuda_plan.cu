@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "fla/ops/common/diag_cuda.cuh"
+#include "fla/ops/common/diag_cuda_gradient.cuh"
 
 namespace fla::cuda {
 
@@ -42,10 +42,15 @@ constexpr ChunkKernel kValue[] = {
 constexpr ChunkKernel kHeadBoundaries[] = {
     {64, 64, 64, 4, 1, {60}}, {128, 64, 32, 4, 1, {110}}, {256, 64, 32, 4, 1, {160}}};
 
+// Of states at chunks, whose blocks read and write most of what they may.
+constexpr ChunkKernel kStates[] = {{64, kStateRows, kStateChunk, 4, 3, {16, 20, 26}},
+                                   {128, kStateRows, kStateChunk, 4, 3, {20, 26, 34}}};
+
 std::span<const ChunkKernel> kernels(DiagPlan::Kind kind, bool boundaries = false) {
   if (kind == DiagPlan::Kind::Head && boundaries) return kHeadBoundaries;
   if (kind == DiagPlan::Kind::Channel) return kChannel;
   if (kind == DiagPlan::Kind::Value) return kValue;
+  if (kind == DiagPlan::Kind::States) return kStates;
   return kHead;
 }
 
@@ -57,9 +62,9 @@ double block_ns(const ChunkKernel& k, std::int64_t blocks_of_multiprocessor) {
 
 // What segments cost beside their tokens: a pass that forms their own states, which takes part of a whole one, two more
 // launches, and the states' ways through memory, about 100 GB/s for all of them together.
-double milliseconds(const ChunkKernel& k, const DiagProblem& p, int sm_count, int segments) {
+double milliseconds(const ChunkKernel& k, const DiagProblem& p, int sm_count, int segments, bool both_ways) {
   constexpr double local = 0.6;
-  const std::int64_t heads = p.N * p.H, mean = p.cu_seqlens ? p.T / p.N : p.T;
+  const std::int64_t heads = p.N * p.H * (both_ways ? 2 : 1), mean = p.cu_seqlens ? p.T / p.N : p.T;
   const std::int64_t tokens = blocks(blocks(mean, k.chunk), segments) * k.chunk;
   const auto pass = [&](int parts) {
     const std::int64_t all = heads * blocks(p.V, k.value) * parts;
@@ -77,6 +82,27 @@ DiagPlan with_kernel(const DiagProblem& p, DiagPlan f, const ChunkKernel& k) {
   f.warps = k.warps;
   f.v_blocks = blocks(p.V, k.value);
   return f;
+}
+
+// Of the kernels that could run the problem as `f` says, with which in how many segments.
+DiagPlan fastest(const DiagProblem& p, const DeviceInfo& d, const DiagPlan& f, bool boundaries) {
+  constexpr int kMostSegments = 64, kLeastTokens = 256;  // of a segment
+  const int sm_count = std::max(d.sm_count, 1);
+  const std::int64_t mean = p.N > 0 ? (p.cu_seqlens ? p.T / p.N : p.T) : 0;
+  const int most = static_cast<int>(std::clamp<std::int64_t>(mean / kLeastTokens, 1, kMostSegments));
+  DiagPlan best;
+  double least = -1;
+  for (const ChunkKernel& k : kernels(f.kind, boundaries)) {
+    if (k.key != f.key) continue;
+    for (int s = 1; s <= (empty(p) ? 1 : most); ++s) {
+      const double ms = milliseconds(k, p, sm_count, s, f.kind == DiagPlan::Kind::States);
+      if (least >= 0 && ms >= least) continue;
+      least = ms;
+      best = with_kernel(p, f, k);
+      best.segments = s;
+    }
+  }
+  return best;
 }
 
 // Whether the states' rows can be moved in pieces of 16 bytes.
@@ -121,27 +147,19 @@ bool diag_one_half_type(std::initializer_list<const TensorView*> operands,
 }
 
 DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries) {
-  constexpr int kMostSegments = 64, kLeastTokens = 256;  // of a segment
   DiagPlan f;
   f.kind = p.gk ? DiagPlan::Kind::Channel : p.gv ? DiagPlan::Kind::Value : DiagPlan::Kind::Head;
   f.key = padded_key(p.K);
-  const int sm_count = std::max(d.sm_count, 1);
-  const std::int64_t mean = p.N > 0 ? (p.cu_seqlens ? p.T / p.N : p.T) : 0;
-  const int most = static_cast<int>(std::clamp<std::int64_t>(mean / kLeastTokens, 1, kMostSegments));
-  if (empty(p)) return with_kernel(p, f, kernels(f.kind, boundaries).front());
-  DiagPlan best;
-  double least = -1;
-  for (const ChunkKernel& k : kernels(f.kind, boundaries)) {
-    if (k.key != f.key) continue;
-    for (int s = 1; s <= most; ++s) {
-      const double ms = milliseconds(k, p, sm_count, s);
-      if (least >= 0 && ms >= least) continue;
-      least = ms;
-      best = with_kernel(p, f, k);
-      best.segments = s;
-    }
-  }
-  return best;
+  return fastest(p, d, f, boundaries);
+}
+
+DiagPlan diag_states_plan(const DiagProblem& p, const DeviceInfo& d) {
+  DiagPlan f;
+  f.kind = DiagPlan::Kind::States;
+  f.key = padded_key(std::max(p.K, p.V));
+  f = fastest(p, d, f, false);
+  f.v_blocks = f.key / f.value;  // rows beyond the last channel are kept, too
+  return f;
 }
 
 std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& chosen) {
@@ -161,6 +179,7 @@ const char* DiagPlan::name() const {
     case Kind::Head: return "diag_head";
     case Kind::Channel: return "diag_channel";
     case Kind::Value: return "diag_value";
+    case Kind::States: return "diag_states";
     case Kind::Decode: return "diag_decode";
   }
   return "";

@@ -69,12 +69,12 @@ struct StepTiles {
   static constexpr int kValue = kStepThreads / kLanes;
   static constexpr int kQ = 0, kKey = kQ + kStepTokens * KP * 4, kDecay = kKey + kStepTokens * KP * 4,
                        kV = kDecay + kStepTokens * KP * 4, kValueDecay = kV + kStepTokens * kValue * 4,
-                       kBytes = kValueDecay + kStepTokens * kValue * 4;
+                       kState = kValueDecay + kStepTokens * kValue * 4, kBytes = kState + kStepRows * kStepThreads * 4;
 };
 
 // A thread holds 32 keys of a value column: groups of 4 neighbours, dealt out to the column's lanes.
 template <int KP>
-FLA_KERNEL(kStepThreads, 4)
+FLA_KERNEL(kStepThreads, 3)
 diag_step_kernel(const DiagParams p) {
   using Tiles = StepTiles<KP>;
   DiagTask a = diag_task(p, kStepTokens, Tiles::kValue);
@@ -87,12 +87,28 @@ diag_step_kernel(const DiagParams p) {
                       v = shared<float>(Tiles::kV, kStepTokens * Tiles::kValue),
                       value_decay = shared<float>(Tiles::kValueDecay, kStepTokens * Tiles::kValue);
 
+  // A thread's elements on their way from and to memory: with unrolled loops the addresses of all of them are held.
+  const Shared<float> state = shared<float>(Tiles::kState, kStepRows * kStepThreads);
+  const auto key_of = [&](int i) { return 4 * (lane + Tiles::kLanes * (i / 4)) + i % 4; };
+  constexpr int kTogether = 8;
+  FLA_ROLL
+  for (int first = 0; first < kStepRows; first += kTogether) {
+    float x[kTogether];
+    FLA_UNROLL
+    for (int i = 0; i < kTogether; ++i) {
+      const int r = key_of(first + i);
+      x[i] = r < p.K && j < p.V && !padding ? load_state(p, a, r, j) : 0.0F;
+    }
+    FLA_UNROLL
+    for (int i = 0; i < kTogether; ++i) state.store((first + i) * kStepThreads + thread_id(), x[i]);
+  }
   float S[kStepRows];
   FLA_UNROLL
-  for (int i = 0; i < kStepRows; ++i) {
-    const int r = 4 * (lane + Tiles::kLanes * (i / 4)) + i % 4;
-    S[i] = r < p.K && j < p.V && !padding ? load_state(p, a, r, j) : 0.0F;
-  }
+  for (int i = 0; i < kStepRows; ++i) S[i] = state.load(i * kStepThreads + thread_id());
+  const auto put_state = [&] {
+    FLA_UNROLL
+    for (int i = 0; i < kStepRows; ++i) state.store(i * kStepThreads + thread_id(), S[i]);
+  };
 
   // Kept states: four elements of a thread together.
   const auto kept = [&](std::int64_t b) {
@@ -132,17 +148,19 @@ diag_step_kernel(const DiagParams p) {
                                   ? load_index(p.indices.at.data, p.indices.type,
                                                sequence * p.indices.at.stride[0] + t * p.indices.at.stride[1])
                                   : -1;
-    FLA_UNROLL
+    put_state();
+    FLA_ROLL
     for (int i = 0; i < kStepRows; ++i) {
-      const int r = 4 * (lane + Tiles::kLanes * (i / 4)) + i % 4;
+      const int r = key_of(i);
       if (r >= p.K || j >= p.V) continue;
+      const float x = state.load(i * kStepThreads + thread_id());
       if (p.steps.present()) {
         const auto& s = p.steps.at.stride;
-        store_any(p.steps.at.data, p.steps.type, a.row * s[0] + t * s[1] + a.h * s[2] + r * s[3] + j * s[4], S[i]);
+        store_any(p.steps.at.data, p.steps.type, a.row * s[0] + t * s[1] + a.h * s[2] + r * s[3] + j * s[4], x);
       }
       if (slot >= 0 && p.ht.present()) {
         const auto& s = p.ht.at.stride;
-        store_any(p.ht.at.data, p.ht.type, slot * s[0] + a.h * s[1] + r * s[2] + j * s[3], S[i]);
+        store_any(p.ht.at.data, p.ht.type, slot * s[0] + a.h * s[1] + r * s[2] + j * s[3], x);
       }
     }
   };
@@ -180,10 +198,10 @@ diag_step_kernel(const DiagParams p) {
   }
   sum_at(a.length);
   if (padding || p.by_token || j >= p.V || !keeps_state(p, a)) return;
-  FLA_UNROLL
+  put_state();
+  FLA_ROLL
   for (int i = 0; i < kStepRows; ++i) {
-    const int r = 4 * (lane + Tiles::kLanes * (i / 4)) + i % 4;
-    if (r < p.K) store_state(p, a, r, j, S[i]);
+    if (key_of(i) < p.K) store_state(p, a, key_of(i), j, state.load(i * kStepThreads + thread_id()));
   }
 }
 
