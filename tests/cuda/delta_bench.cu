@@ -44,11 +44,13 @@ bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, doubl
                        limit, [&](std::span<std::byte> ws) { return delta_forward(d.device, device, {}, ws); });
 }
 
-// The forward with time cut every `chunks` chunks.
-bool check_cut(const char* name, const DeltaCase& c, const DeviceInfo& device, std::int64_t chunks, double limit) {
+// The forward with blocks of `columns` value channels and time cut every `chunks` chunks.
+bool check_cut(const char* name, const DeltaCase& c, const DeviceInfo& device, std::int64_t columns,
+               std::int64_t chunks, double limit) {
   DeltaData d(c);
-  const DeltaPlan plan = delta_segment_plan(d.device, device, delta_whole_plan(d.device, device), chunks);
-  std::string how = "cut every ";
+  const DeltaPlan plan = delta_chunk_plan(d.device, device, columns, chunks);
+  std::string how = std::to_string(columns);
+  how += " cut every ";
   how += std::to_string(32 * chunks);
   return check_forward(name, how.c_str(), d, delta_chunk_forward_workspace<bf16>(d.device, plan), limit,
                        [&](std::span<std::byte> ws) { return delta_chunk_forward<bf16>(d.device, plan, {}, ws); });
@@ -136,11 +138,11 @@ void time_call(const char* op, const char* mode, const Shape& x, const DeltaPlan
   }
   std::sort(ms.begin(), ms.end());
   std::printf(
-      "%-10s %-21s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d loaders %d blocks %lld segment %d "
+      "%-10s %-21s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d blocks %lld segment %d "
       "workspace %.1f MiB\n",
       op, x.name, mode, static_cast<double>(ms[ms.size() / 2]), static_cast<double>(ms[ms.size() / 10]),
       static_cast<double>(ms[ms.size() * 9 / 10]), plan.name, static_cast<int>(plan.columns), plan.stages,
-      plan.loaders ? 1 : 0, static_cast<long long>(p.N * p.HV * plan.parts), static_cast<int>(plan.segment),
+      static_cast<long long>(p.N * p.HV * plan.parts), static_cast<int>(plan.segment),
       static_cast<double>(bytes) / 1048576.0);
   cudaEventDestroy(begin);
   cudaEventDestroy(end);
@@ -148,16 +150,19 @@ void time_call(const char* op, const char* mode, const Shape& x, const DeltaPlan
 
 // The forward with time cut in other places.
 void bench_cuts(const char* op, const Shape& x, const DeltaProblem& p, const DeviceInfo& device, int calls) {
-  const DeltaPlan own = delta_forward_plan(p, device), whole = delta_whole_plan(p, device);
+  const DeltaPlan own = delta_forward_plan(p, device);
   if (own.kernel != DeltaKernel::Chunk || own.width > 128) return;
   const std::int64_t all = (x.T + kDeltaBT - 1) / kDeltaBT;
-  for (std::int64_t segment = 0; segment < 2 * all; segment = segment == 0 ? 8 : segment * 2) {
-    const DeltaPlan plan = segment == 0 ? whole : delta_segment_plan(p, device, whole, std::min(segment, all));
-    const std::size_t bytes = delta_chunk_forward_workspace<bf16>(p, plan);
-    const DeviceMemory ws(bytes);
-    time_call(op, "cut", x, plan, p, bytes, calls, [&] {
-      return delta_chunk_forward<bf16>(p, plan, {}, {static_cast<std::byte*>(ws.data()), bytes});
-    });
+  for (const std::int64_t columns : {kDeltaColumns, kDeltaWide}) {
+    for (const std::int64_t segments : {1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 24, 32}) {
+      if (columns == kDeltaWide && own.width != kDeltaWideKeys) continue;
+      const DeltaPlan plan = delta_chunk_plan(p, device, columns, segments == 1 ? 0 : (all + segments - 1) / segments);
+      const std::size_t bytes = delta_chunk_forward_workspace<bf16>(p, plan);
+      const DeviceMemory ws(bytes);
+      time_call(op, "cut", x, plan, p, bytes, calls, [&] {
+        return delta_chunk_forward<bf16>(p, plan, {}, {static_cast<std::byte*>(ws.data()), bytes});
+      });
+    }
   }
 }
 
@@ -282,7 +287,9 @@ bool check_cuts(const DeviceInfo& device) {
   bool good = true;
   for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
     for (const std::int64_t D : {64, 128}) {
-      for (const std::int64_t chunks : {4, 100}) {
+      for (const auto& [columns, chunks] :
+           {std::pair<std::int64_t, std::int64_t>{32, 4}, {32, 100}, {64, 0}, {64, 4}}) {
+        if (columns == kDeltaWide && D != kDeltaWideKeys) continue;
         const std::string name = "BF16 D" + std::to_string(D) +
                                  (gate == Gate::None   ? " plain"
                                   : gate == Gate::Head ? " head"
@@ -297,7 +304,7 @@ bool check_cuts(const DeviceInfo& device) {
                            .gate = gate,
                            .gate_divisor = 32.0F,
                            .erase = gate == Gate::None ? Erase::Plain : Erase::Decayed},
-                          device, chunks, 4e-3);
+                          device, columns, chunks, 4e-3);
       }
     }
   }

@@ -49,7 +49,6 @@ std::string chunk_refusal(const DeltaProblem& p) {
 std::string chunk_backward_refusal(const DeltaProblem& p) {
   if (std::string why = chunk_refusal(p); !why.empty()) return why;
   if (p.q.dtype != DType::BF16) return std::string("q: needs BF16, got ") + name_of(p.q.dtype);
-  if (p.K > 128) return "K: needs at most 128, got " + std::to_string(p.K);
   if (!p.do_) return "do: needs to be given";
   for (const auto& [name, t] : {std::pair{"do", &p.do_}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
     if (t->present() && t->dtype != p.q.dtype) return std::string(name) + ": needs the type of q";
@@ -118,30 +117,29 @@ std::string DeltaPlan::text() const {
   if (kernel != DeltaKernel::Chunk) return std::string(name) + " (" + why_token + ")";
   return std::string(name) + ", K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
          (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
-         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" + (loaders ? ", loading warps" : "") +
+         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" +
          (segments > 1 ? ", time cut every " + std::to_string(segment * kDeltaBT) + " tokens" : "");
 }
 
-DeltaPlan delta_segment_plan(const DeltaProblem& p, const DeviceInfo& device, DeltaPlan plan, std::int64_t chunks) {
-  plan.segment = chunks;
-  plan.segments = std::max<std::int64_t>(1, ceil_div(p.T, chunks * kDeltaBT));
-  plan.columns = kDeltaWide;
-  plan.parts = ceil_div(p.V, kDeltaWide);
-  plan.loaders = false;
-  const auto room =
-      static_cast<std::int64_t>(device.shared_per_sm) / 2 - static_cast<std::int64_t>(device.shared_reserved_block);
-  const std::int64_t stages = room / delta_segment_stage_bytes(plan.width, p.gk.present(), true);
-  plan.stages = static_cast<int>(std::clamp<std::int64_t>(stages, 2, 3));
-  return plan;
+namespace {
+
+// Stages that leave room for so many blocks on a multiprocessor, each with `extra` bytes beside them.
+int stages_for(std::int64_t blocks, std::int64_t stage, std::int64_t extra, const DeviceInfo& device) {
+  const auto room = static_cast<std::int64_t>(device.shared_per_sm) / blocks -
+                    static_cast<std::int64_t>(device.shared_reserved_block) - extra;
+  const std::int64_t most = (static_cast<std::int64_t>(device.shared_per_block) - extra) / stage;
+  return static_cast<int>(std::clamp<std::int64_t>(std::min(room / stage, most), 2, 4));
 }
 
-DeltaPlan delta_whole_plan(const DeltaProblem& p, const DeviceInfo& device) {
+std::int64_t blocks_per_sm(std::int64_t blocks, const DeviceInfo& device) {
+  return std::max<std::int64_t>(1, ceil_div(blocks, std::max(device.sm_count, 1)));
+}
+
+}  // namespace
+
+DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std::int64_t columns, std::int64_t chunks) {
   DeltaPlan plan;
   plan.why_token = chunk_refusal(p);
-  const bool bf = p.q.dtype == DType::BF16;
-  plan.width = p.K <= 64 && bf ? 64 : p.K <= 128 ? 128 : 256;
-  plan.columns = 32;
-  plan.parts = (p.V + 31) / 32;
   if (!plan.why_token.empty()) {
     const bool decode = delta_decode_serves(p);
     plan.kernel = decode ? DeltaKernel::Decode : DeltaKernel::Token;
@@ -150,25 +148,20 @@ DeltaPlan delta_whole_plan(const DeltaProblem& p, const DeviceInfo& device) {
   }
   plan.kernel = DeltaKernel::Chunk;
   plan.name = p.gk ? "delta_chunk_channel" : "delta_chunk_head";
-  // A block of 64 value channels loads a chunk half as often as two of 32, but fewer blocks leave multiprocessors idle.
-  // Compared by the value channels that the busiest multiprocessor serves.
-  const auto blocks_per_sm = [&](std::int64_t columns) {
-    const std::int64_t blocks = p.N * p.HV * ((p.V + columns - 1) / columns), sms = std::max(device.sm_count, 1);
-    return std::max<std::int64_t>(1, (blocks + sms - 1) / sms);
+  plan.width = p.K <= 64 && p.q.dtype == DType::BF16 ? 64 : p.K <= 128 ? 128 : 256;
+  plan.columns = columns;
+  plan.parts = ceil_div(p.V, columns);
+  plan.segment = chunks;
+  if (chunks > 0) plan.segments = std::max<std::int64_t>(1, ceil_div(p.T, chunks * kDeltaBT));
+  const std::int64_t sequences = chunks > 0 ? delta_segment_slots(p, chunks) : p.N;
+  const bool channel = p.gk.present();
+  const auto stages_of = [&](std::int64_t parts) {
+    const std::int64_t resident = delta_chunk_blocks(plan.width, columns, channel);
+    return stages_for(std::min(blocks_per_sm(sequences * p.HV * parts, device), resident),
+                      delta_chunk_stage_bytes(plan.width, columns, channel), delta_chunk_extra_bytes(columns), device);
   };
-  if (bf && plan.width == 128 && p.V > 32 && blocks_per_sm(64) * 64 <= blocks_per_sm(32) * 32) {
-    plan.columns = 64;
-    plan.parts = (p.V + 63) / 64;
-  }
-  constexpr std::int64_t kMostThreads = 65536 / 256;  // of a multiprocessor, at 256 registers each
-  plan.loaders = blocks_per_sm(plan.columns) * 4 * plan.columns <= kMostThreads;
-  // As many stages as leave room for the blocks that a multiprocessor's registers hold at a time.
-  const std::int64_t together = std::min<std::int64_t>(blocks_per_sm(plan.columns), plan.columns == 64 ? 2 : 4);
-  const std::int64_t stage = delta_chunk_stage_bytes(plan.width, plan.columns, p.gk.present());
-  const auto room = static_cast<std::int64_t>(device.shared_per_sm) / together -
-                    static_cast<std::int64_t>(device.shared_reserved_block) - kDeltaChunkExtraBytes;
-  const std::int64_t most = (static_cast<std::int64_t>(device.shared_per_block) - kDeltaChunkExtraBytes) / stage;
-  plan.stages = static_cast<int>(std::clamp<std::int64_t>(std::min(room / stage, most), 2, 4));
+  plan.stages = stages_of(plan.parts);
+  plan.transfer_stages = stages_of(plan.parts + plan.width / columns);
   return plan;
 }
 
@@ -176,12 +169,18 @@ namespace {
 
 // Microseconds that a chunk takes a multiprocessor with 1, 2, .. blocks of a kernel on it, on an H200.
 struct Pace {
-  std::int64_t resident;
-  double us[4];
+  int resident;
+  double us[3];
 };
-constexpr Pace kNarrow = {4, {1.5, 2.5, 3.6, 4.4}}, kNarrowOf64 = {2, {2.3, 3.75}};  // delta_chunk_kernel
-constexpr Pace kSegment = {2, {4.7, 7.4}}, kTransfer = {2, {2.9, 3.2}};
-constexpr double kJoin = 2.5, kMoreKernels = 45.0;  // of a segment; of a call
+struct Paces {
+  std::int64_t columns;
+  Pace output, transfer;
+};
+constexpr Paces kPacesOfHeads[] = {{kDeltaColumns, {3, {1.15, 1.55, 2.25}}, {3, {0.8, 1.1, 1.6}}},
+                                   {kDeltaWide, {2, {2.03, 2.93}}, {2, {1.4, 1.9}}}};
+constexpr Paces kPacesOfChannels[] = {{kDeltaColumns, {2, {1.05, 2.2}}, {2, {0.8, 1.3}}},
+                                      {kDeltaWide, {2, {1.7, 2.45}}, {2, {1.4, 1.9}}}};
+constexpr double kJoin = 0.8, kMoreKernels = 12.0;  // of a segment; of a call
 
 double us_of_chunk(const Pace& k, std::int64_t blocks, const DeviceInfo& device) {
   const std::int64_t each = ceil_div(blocks, std::max(device.sm_count, 1)), rest = each % k.resident;
@@ -194,24 +193,31 @@ double us_of_chunk(const Pace& k, std::int64_t blocks, const DeviceInfo& device)
 // much again as the whole.
 DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
   constexpr std::int64_t kMostSegments = 64, kLeastChunks = 8;
-  const DeltaPlan whole = delta_whole_plan(p, device);
-  if (whole.kernel != DeltaKernel::Chunk || whole.width > 128 || p.h || p.N == 0) return whole;
+  const DeltaPlan whole = delta_chunk_plan(p, device, kDeltaColumns, 0);
+  if (whole.kernel != DeltaKernel::Chunk || p.N == 0 || p.HV == 0) return whole;
   const std::int64_t heads = p.N * p.HV, chunks = ceil_div(p.cu_seqlens ? p.T / p.N : p.T, kDeltaBT);
-  const std::int64_t parts = ceil_div(p.V, kDeltaWide);
-  double least = static_cast<double>(chunks) *
-                 us_of_chunk(whole.columns == 64 ? kNarrowOf64 : kNarrow, heads * whole.parts, device);
-  std::int64_t best = 0;
-  for (std::int64_t segments = 2; segments <= std::min(kMostSegments, chunks / kLeastChunks); ++segments) {
-    const std::int64_t length = ceil_div(chunks, segments);
-    const double us =
-        static_cast<double>(length) * (us_of_chunk(kSegment, heads * segments * parts, device) +
-                                       us_of_chunk(kTransfer, heads * (segments - 1) * (parts + 1), device)) +
-        static_cast<double>(segments) * kJoin + kMoreKernels;
-    if (us >= least) continue;
-    least = us;
-    best = length;
+  const std::int64_t most = whole.width > 128 || p.h ? 1 : std::min(kMostSegments, chunks / kLeastChunks);
+  double least = 0.0;
+  std::int64_t best_columns = kDeltaColumns, best_length = 0;
+  for (const Paces& paces : p.gk ? kPacesOfChannels : kPacesOfHeads) {
+    if (paces.columns == kDeltaWide && (whole.width != kDeltaWideKeys || p.V <= kDeltaColumns || p.h)) continue;
+    const std::int64_t parts = ceil_div(p.V, paces.columns);
+    for (std::int64_t segments = 1; segments <= std::max<std::int64_t>(1, most); ++segments) {
+      const std::int64_t length = ceil_div(chunks, segments);
+      double us = static_cast<double>(length) * us_of_chunk(paces.output, heads * segments * parts, device);
+      if (segments > 1) {
+        const std::int64_t blocks = heads * (segments - 1) * (parts + whole.width / paces.columns);
+        us += static_cast<double>(length) * us_of_chunk(paces.transfer, blocks, device) +
+              static_cast<double>(segments) * kJoin + kMoreKernels;
+      }
+      if (least > 0.0 && us >= least) continue;
+      least = us;
+      best_columns = paces.columns;
+      best_length = segments == 1 ? 0 : length;
+    }
   }
-  return best == 0 ? whole : delta_segment_plan(p, device, whole, best);
+  return best_columns == kDeltaColumns && best_length == 0 ? whole
+                                                           : delta_chunk_plan(p, device, best_columns, best_length);
 }
 
 namespace {
@@ -257,7 +263,7 @@ std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& devi
 }
 
 DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
-  DeltaPlan plan = delta_whole_plan(p, device);
+  DeltaPlan plan = delta_chunk_plan(p, device, kDeltaColumns, 0);
   plan.why_token = chunk_backward_refusal(p);
   if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
   plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";

@@ -23,9 +23,9 @@ struct DeltaPlan {
   std::int64_t columns = 0;   // value channels of a block
   std::int64_t parts = 0;     // blocks that share the value channels of a head
   int stages = 0;             // chunks in shared memory at a time
-  bool loaders = false;       // whether a block has warps that only load
   std::int64_t segment = 0;   // chunks after which time is cut; 0: the kernel knows no segments
   std::int64_t segments = 1;  // that a sequence has at most
+  int transfer_stages = 0;    // chunks in shared memory at a time where segments' transfers are formed
   std::string text() const;   // as `fla explain` prints it
 };
 

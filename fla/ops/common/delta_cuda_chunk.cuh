@@ -13,6 +13,12 @@ inline constexpr int kBT = static_cast<int>(kDeltaBT);
 inline constexpr float kLog2e = 1.4426950408889634F, kStrongestGate = -160.0F;
 inline constexpr int kLdL = kBT + 4;  // of fp32 squares in shared memory
 
+// Few instances keep the build short.
+template <int KP>
+inline constexpr bool kHasWideBlocks = KP == kDeltaWideKeys;
+template <typename T>
+inline constexpr bool kHasBackward = std::is_same_v<T, bf16>;
+
 // What the prologue leaves for the main kernel, one item per (slot, value head).
 template <typename T>
 struct DeltaChunkSpace {
@@ -30,10 +36,6 @@ struct DeltaChunkSpace {
   float* ends;               // N, then the state at the segment's end, as accumulators: [value_tiles, KP / 8]
   std::int64_t segment;      // chunks
 };
-
-// Few instances keep the build short: 64 value channels per block, and K <= 64 as such, only where they pay most.
-template <typename T, int KP>
-inline constexpr bool kWideBlocks = KP == 128 && std::is_same_v<T, bf16>;
 
 template <int KP, bool CHANNEL>
 inline constexpr int kScalars = CHANNEL ? kBT + KP : 5 * kBT;
@@ -92,45 +94,130 @@ FLA_DEVICE void load_gate_column(const TypedView& gk, std::int64_t row, std::int
   }
 }
 
-template <int KP, int COLUMNS, bool CHANNEL>
+struct Segment {
+  std::int64_t n, row, begin;  // sequence; row of the batch and first token
+  std::int64_t before, slot;   // chunks of the sequence before it; the first chunk's place in the workspace
+  int tokens, chunks;
+  bool real, last;  // whether there is such a segment; whether it ends its sequence
+};
+
+// Segment `number` where time is cut every `chunks` chunks, or where chunks is 0, a whole sequence.
+FLA_DEVICE Segment find_segment(const DeltaArgs& p, std::int64_t chunks, std::int64_t number) {
+  Segment g;
+  if (chunks == 0) {
+    const Span s = sequence(p, number);
+    return {number,
+            s.row,
+            s.begin,
+            0,
+            first_slot(p, s, number),
+            static_cast<int>(s.length),
+            static_cast<int>((s.length + kBT - 1) / kBT),
+            true,
+            true};
+  }
+  const std::int64_t tokens = chunks * kBT;
+  g.n = sequence_of(p, number, tokens);
+  const Span s = sequence(p, g.n);
+  g.before = (number - first_slot(p, s, g.n, tokens)) * chunks;
+  const std::int64_t left = s.length - g.before * kBT;
+  g.row = s.row;
+  g.begin = s.begin + g.before * kBT;
+  g.slot = first_slot(p, s, g.n) + g.before;
+  g.real = g.before == 0 || left > 0;
+  g.last = left <= tokens;
+  g.tokens = static_cast<int>(g.last ? left : tokens);
+  g.chunks = (g.tokens + kBT - 1) / kBT;
+  return g;
+}
+
+// Place of a 16 x 8 tile of 128 words in an array of [item, rows of tiles, KP / 8] of them; this lane's four.
+template <int KP>
+FLA_DEVICE std::int64_t tile_at(std::int64_t item, int rows, int row, int j) {
+  return ((item * rows + row) * (KP / 8) + j) * 128 + 4 * lane_id();
+}
+
+// Two warps share TILES tiles of 16 value channels of a state, each with half of the key channels; a block has two such
+// pairs. One more warp copies, where its registers can be spared.
+template <int KP, int TILES, bool CHANNEL>
 struct ChunkLayout {
-  static constexpr int kLdK = KP + 8, kLdM = 2 * kBT + 8, kLdV = COLUMNS + 8;
+  static constexpr bool kLoader = TILES == 1;
+  static constexpr int kColumns = 32 * TILES, kWarps = 4, kThreads = 32 * (kWarps + (kLoader ? 1 : 0)), kKeys = KP / 2;
+  static constexpr int kBlocks = delta_chunk_blocks(KP, kColumns, CHANNEL);
+  static constexpr int kCopiers = 32 * (kLoader ? 1 : kWarps);  // threads
+  static constexpr int kLdK = KP + 8, kLdM = 2 * kBT + 8, kLdV = kColumns + 8, kLdO = 16 * TILES + 8;
   static constexpr int kKey = 2 * kBT * kLdK, kSquare = 2 * kBT * kLdM, kValue = 2 * kBT * kLdV;  // bytes
   static constexpr int kK = 0, kQ = kKey, kA = CHANNEL ? 2 * kKey : kK, kM = (CHANNEL ? 3 : 2) * kKey;
   static constexpr int kV = kM + kSquare, kS = kV + kValue;
   static constexpr int kStage = kS + 4 * kScalars<KP, CHANNEL>;
-  static constexpr int kWarps = COLUMNS / 16;
-  static constexpr int bytes(int stages) { return stages * kStage + static_cast<int>(kDeltaChunkExtraBytes); }
-  static_assert(kStage % 16 == 0 && kStage == delta_chunk_stage_bytes(KP, COLUMNS, CHANNEL));
+  // After the stages: what a warp hands to the other of its pair, and its rows of the output.
+  static constexpr int kHanded = 4 * 6 * 128 * TILES, kRows = 2 * 16 * kLdO, kOwn = kHanded + kRows;
+  static constexpr int bytes(int stages) { return stages * kStage + kWarps * kOwn; }
+  static_assert(kStage % 16 == 0 && kStage == delta_chunk_stage_bytes(KP, kColumns, CHANNEL));
+  static_assert(kWarps * kOwn == delta_chunk_extra_bytes(kColumns));
 };
 
-// Starts the copies of chunk ic to a stage by 2 COLUMNS threads; `values` is v, or in the backward dO.
-template <typename T, int KP, int COLUMNS, bool CHANNEL>
-FLA_DEVICE void fetch_chunk(const DeltaArgs& p, const DeltaChunkSpace<T>& w, const View& values, const Span& s,
-                            std::int64_t ic, std::int64_t slot, int hv, int v_begin, int v_count, int stage) {
-  using L = ChunkLayout<KP, COLUMNS, CHANNEL>;
-  constexpr int kThreads = 2 * COLUMNS, kCount = kScalars<KP, CHANNEL>;
-  const int id = thread_id() % kThreads, hk = hv / (p.HV / p.H), base = stage * L::kStage;
-  const std::int64_t left = s.length - ic * kBT, first = s.begin + ic * kBT, at = (slot + ic) * p.HV + hv;
-  const int rows = left < kBT ? static_cast<int>(left) : kBT;
-  const Shared<T> sK = shared<T>(base + L::kK, L::kKey / 2), sQ = shared<T>(base + L::kQ, L::kKey / 2);
+// Starts the copy of a whole [ROWS, COLS] tile by COUNT threads of which this one is `id`.
+template <int ROWS, int COLS, int COUNT, typename T>
+FLA_DEVICE void copy_whole(Shared<T> to, int ld, const T* from, std::int64_t stride, int id) {
+  constexpr int kPiece = 16 / static_cast<int>(sizeof(T)), kPieces = COLS / kPiece, kStep = COUNT / kPieces;
+  constexpr int kUnroll = ROWS / kStep < 4 ? ROWS / kStep : 4;
+  static_assert(COUNT % kPieces == 0 && ROWS % (kUnroll * kStep) == 0);
+  const int r = id / kPieces, c = id % kPieces * kPiece;
+  Shared<T> dst = to + (r * ld + c);
+  from += r * stride + c;
+  FLA_ROLL  // else the offsets of all rows wait in registers
+      for (int i = 0; i < ROWS; i += kUnroll * kStep) {
+    FLA_UNROLL
+    for (int e = 0; e < kUnroll; ++e) cp_async<16>(dst + e * kStep * ld, from + e * kStep * stride, 16);
+    dst = dst + kUnroll * kStep * ld;
+    from += kUnroll * kStep * stride;
+  }
+}
+
+// Starts the copies of a chunk, which has place `at` in the workspace, to a stage by L::kCopiers threads; `values` is
+// v, or in the backward dO. Without QUERIES q and P stay behind, and the values where v_count is 0.
+template <typename T, int KP, int TILES, bool CHANNEL, bool QUERIES>
+FLA_DEVICE void fetch_chunk(const DeltaArgs& p, const DeltaChunkSpace<T>& w, const View& values, std::int64_t row,
+                            std::int64_t first, int rows, std::int64_t at, int hv, int v_begin, int v_count,
+                            int stage) {
+  using L = ChunkLayout<KP, TILES, CHANNEL>;
+  constexpr int kNumbers = kScalars<KP, CHANNEL>;
+  const int hk = hv / (p.HV / p.H), base = stage * L::kStage;
+  constexpr int kCount = L::kCopiers;
+  const int id = thread_id() % kCount;
+  const Shared<T> sK = shared<T>(base + L::kK, L::kKey / 2), sQ = shared<T>(base + L::kQ, L::kKey / 2),
+                  sV = shared<T>(base + L::kV, L::kValue / 2);
+  const bool whole = rows == kBT && p.K == KP;
   if constexpr (CHANNEL) {
     const std::int64_t from = at * (kBT * KP);
-    copy_tile<true, kBT, KP>(sK, L::kLdK, w.k + from, KP, 1, kBT, KP, id, kThreads);
-    copy_tile<true, kBT, KP>(sQ, L::kLdK, w.q + from, KP, 1, kBT, KP, id, kThreads);
-    copy_tile<true, kBT, KP>(shared<T>(base + L::kA, L::kKey / 2), L::kLdK, w.a + from, KP, 1, kBT, KP, id, kThreads);
+    copy_whole<kBT, KP, kCount>(sK, L::kLdK, w.k + from, KP, id);
+    copy_whole<kBT, KP, kCount>(shared<T>(base + L::kA, L::kKey / 2), L::kLdK, w.a + from, KP, id);
+    if constexpr (QUERIES) copy_whole<kBT, KP, kCount>(sQ, L::kLdK, w.q + from, KP, id);
   } else {
     const View &q = p.q.view, &k = p.k.view;
-    copy_tile<true, kBT, KP>(sK, L::kLdK, k.at<T>(s.row, first, hk), k.stride[1], 1, rows, p.K, id, kThreads);
-    copy_tile<true, kBT, KP>(sQ, L::kLdK, q.at<T>(s.row, first, hk), q.stride[1], 1, rows, p.K, id, kThreads);
+    if (whole) {
+      copy_whole<kBT, KP, kCount>(sK, L::kLdK, k.at<T>(row, first, hk), k.stride[1], id);
+      if constexpr (QUERIES) copy_whole<kBT, KP, kCount>(sQ, L::kLdK, q.at<T>(row, first, hk), q.stride[1], id);
+    } else {
+      copy_tile<true, kBT, KP>(sK, L::kLdK, k.at<T>(row, first, hk), k.stride[1], 1, rows, p.K, id, kCount);
+      if constexpr (QUERIES) {
+        copy_tile<true, kBT, KP>(sQ, L::kLdK, q.at<T>(row, first, hk), q.stride[1], 1, rows, p.K, id, kCount);
+      }
+    }
   }
-  copy_tile<true, kBT, 2 * kBT>(shared<T>(base + L::kM, L::kSquare / 2), L::kLdM, w.squares + at * (2 * kBT * kBT),
-                                2 * kBT, 1, kBT, 2 * kBT, id, kThreads);
-  copy_tile<true, kBT, COLUMNS>(shared<T>(base + L::kV, L::kValue / 2), L::kLdV,
-                                values.at<T>(s.row, first, hv, v_begin), values.stride[1], 1, rows, v_count, id,
-                                kThreads);
-  copy_tile<true, 1, kCount>(shared<float>(base + L::kS, kCount), kCount, w.scalars + at * kCount, 0, 1, 1, kCount, id,
-                             kThreads);
+  if (v_count > 0) {
+    const T* v = values.at<T>(row, first, hv, v_begin);
+    if (rows == kBT && v_count == L::kColumns) {
+      copy_whole<kBT, L::kColumns, kCount>(sV, L::kLdV, v, values.stride[1], id);
+    } else {
+      copy_tile<true, kBT, L::kColumns>(sV, L::kLdV, v, values.stride[1], 1, rows, v_count, id, kCount);
+    }
+  }
+  copy_whole<kBT, (QUERIES ? 2 : 1) * kBT, kCount>(shared<T>(base + L::kM, L::kSquare / 2), L::kLdM,
+                                                   w.squares + at * (2 * kBT * kBT), 2 * kBT, id);
+  copy_tile<true, 1, kNumbers>(shared<float>(base + L::kS, kNumbers), kNumbers, w.scalars + at * kNumbers, 0, 1, 1,
+                               kNumbers, id, kCount);
 }
 
 // Until the oldest of the stages under way has arrived.
@@ -144,11 +231,62 @@ FLA_DEVICE void wait_for_stage(int stages) {
   }
 }
 
-// A warp's [16, BT] tile, transposed, as rows of 16 at s.
-template <typename T>
-FLA_DEVICE void put_transposed(const FragC (&c)[4], Shared<T> s, int ld) {
+// The tiles of a stage.
+template <typename T, int KP, int TILES, bool CHANNEL>
+struct ChunkTiles {
+  using L = ChunkLayout<KP, TILES, CHANNEL>;
+  Shared<T> k, q, a, m, v;
+  Shared<float> scalars;
+
+  FLA_DEVICE explicit ChunkTiles(int stage) {
+    const auto tile = [&](int offset, int bytes) { return shared<T>(stage * L::kStage + offset, bytes / 2); };
+    k = tile(L::kK, L::kKey);
+    q = tile(L::kQ, L::kKey);
+    a = tile(L::kA, L::kKey);
+    m = tile(L::kM, L::kSquare);
+    v = tile(L::kV, L::kValue);
+    scalars = shared<float>(stage * L::kStage + L::kS, kScalars<KP, CHANNEL>);
+  }
+};
+
+// Where this lane's ldmatrix reads for load_b and load_b_trans at s. Tiles at constant distances from there cost no
+// instruction for their address.
+template <bool TRANS, typename T>
+FLA_DEVICE Shared<T> lane_of_b(Shared<T> s, int ld) {
+  const int l = lane_id();
+  return TRANS ? s + ((l % 16) * ld + (l / 16) * 8) : s + ((l % 8 + (l / 16) * 8) * ld + (l / 8 % 2) * 8);
+}
+template <bool TRANS, typename T>
+FLA_DEVICE void load_b_at(FragB<T>& b0, FragB<T>& b1, Shared<T> lane) {
+  std::uint32_t r[4];
+  ldmatrix_x4<TRANS>(r, lane);
+  b0 = {{r[0], r[1]}};
+  b1 = {{r[2], r[3]}};
+}
+
+// Sums of two warps: each hands N tiles to the other and, after a barrier, adds what it got.
+template <int N>
+FLA_DEVICE void hand_over(Shared<float> to, const FragC (&x)[N]) {
   FLA_UNROLL
-  for (int i = 0; i < 4; ++i) {
+  for (int i = 0; i < N; ++i) {
+    to.store_vec<4>(128 * i + 4 * lane_id(), Vec<float, 4>{{x[i].x[0], x[i].x[1], x[i].x[2], x[i].x[3]}});
+  }
+}
+template <int N>
+FLA_DEVICE void add_handed(FragC (&x)[N], Shared<float> from) {
+  FLA_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const Vec<float, 4> y = from.load_vec<4>(128 * i + 4 * lane_id());
+    FLA_UNROLL
+    for (int e = 0; e < 4; ++e) x[i].x[e] += y.x[e];
+  }
+}
+
+// A warp's [16, 8 N] tile, transposed, as rows of 16 at s.
+template <typename T, int N>
+FLA_DEVICE void put_transposed(const FragC (&c)[N], Shared<T> s, int ld) {
+  FLA_UNROLL
+  for (int i = 0; i < N; ++i) {
     FLA_UNROLL
     for (int e = 0; e < 2; ++e) {
       const std::uint32_t word = transpose_8x8(pack2<T>(c[i].x[2 * e], c[i].x[2 * e + 1]));
@@ -156,17 +294,6 @@ FLA_DEVICE void put_transposed(const FragC (&c)[4], Shared<T> s, int ld) {
           (8 * i + lane_id() / 4) * ld + 8 * e + frag_col(0),
           Vec<T, 2>{{T{static_cast<std::uint16_t>(word)}, T{static_cast<std::uint16_t>(word >> 16)}}});
     }
-  }
-}
-
-// The first `rows` x `columns` of a warp's [BT, 16] tile to global memory; columns is a multiple of 8.
-template <typename T>
-FLA_DEVICE void copy_rows_of_16(T* to, std::int64_t stride, Shared<T> s, int ld, int rows, int columns) {
-  FLA_UNROLL
-  for (int i = lane_id(); i < 2 * kBT; i += 32) {
-    const int r = i / 2, column = 8 * (i % 2);
-    if (r < rows && column < columns)
-      store_global<8>(to + (r * stride + column), s.template load_vec<8>(r * ld + column));
   }
 }
 

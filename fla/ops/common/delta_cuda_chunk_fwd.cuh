@@ -13,6 +13,7 @@
 #pragma once
 
 #include "fla/ops/common/delta_cuda_chunk.cuh"
+#include "fla/ops/common/delta_cuda_segment.cuh"
 
 namespace fla::cuda {
 
@@ -351,185 +352,373 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   }
 }
 
-// ---- delta_chunk_kernel: o and the state of one (sequence, value head, COLUMNS value channels), chunk after chunk
-// grid     N * HV * parts in x; a warp holds the transposed state [16, K] of 16 value channels in registers as
-//          accumulators, and every other product of the chunk has them as its rows: nothing passes between warps
-// loaders  where registers are left over, as many warps again do nothing but fill the stages
+// ---- delta_chunk_kernel: o and the state of 32 TILES value channels of one (sequence or segment of it, value head),
+// chunk after chunk
+// grid     segments * HV * parts in x
+// modes    Output: o. Keep, for a backward: the entering states and E instead of o. Transfer, for all segments but a
+//          sequence's last: M and N instead of o, see delta_cuda_segment.cuh; a head has more blocks for M's columns
+// warps    two hold the transposed state [16 TILES, K] in registers as accumulators, half of the key channels each, and
+//          both solve for E; each gives o for half of the tokens. One more fills the stages.
 // shared   2 to 4 stages, a chunk each, filled by cp.async: (a, if decayed per channel,) k, q [BT, KP], squares, v,
-// scalars
+//          scalars; for each warp what it hands over and its rows of o
 
-template <typename T, int KP, int COLUMNS, bool CHANNEL>
-FLA_KERNEL(4 * COLUMNS, 1)
+enum class ChunkMode : std::uint8_t { Output, Keep, Transfer };
+
+template <typename T, int KP, int TILES, bool CHANNEL, ChunkMode MODE>
+FLA_KERNEL((ChunkLayout<KP, TILES, CHANNEL>::kThreads), (ChunkLayout<KP, TILES, CHANNEL>::kBlocks))
 delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
-  using L = ChunkLayout<KP, COLUMNS, CHANNEL>;
-  const int parts = (p.V + COLUMNS - 1) / COLUMNS;
+  using L = ChunkLayout<KP, TILES, CHANNEL>;
+  constexpr int kKeys = L::kKeys, kColumns = L::kColumns, kKeyTiles = kKeys / 8;
+  constexpr bool kOutput = MODE == ChunkMode::Output, kKeep = MODE == ChunkMode::Keep,
+                 kTransfer = MODE == ChunkMode::Transfer;
+  constexpr bool kStates = kOutput && TILES == 1;  // whether it gives the states between chunks, where asked for
+  const int value_parts = (p.V + kColumns - 1) / kColumns, parts = value_parts + (kTransfer ? KP / kColumns : 0);
   const int part = block_x() % parts, hv = block_x() / parts % p.HV;
-  const std::int64_t n = block_x() / parts / p.HV;
-  const int v_begin = part * COLUMNS, v_own = 16 * warp_id(),
-            v_count = p.V - v_begin < COLUMNS ? p.V - v_begin : COLUMNS;
-  const Span s = sequence(p, n);
-  const std::int64_t chunks = (s.length + kBT - 1) / kBT, slot = first_slot(p, s, n);
-  const std::int64_t nt =
-      p.h.present() ? first_state(p, n, shared<std::int64_t>(stages * L::kStage, 2 * L::kWarps)) : 0;
+  const std::int64_t number = block_x() / parts / p.HV;
+  const Segment g = find_segment(p, w.segment, number);
+  const bool keys = kTransfer && part >= value_parts;  // whether the columns are those of M
+  if (!g.real || (kTransfer && (g.last || (keys && g.before == 0)))) return;
+  const int v_begin = (keys ? part - value_parts : part) * kColumns, v_left = keys ? kColumns : p.V - v_begin;
+  const int v_count = v_left < kColumns ? v_left : kColumns;
+  std::int64_t nt = 0;
+  if constexpr (kStates) {
+    if (p.h.present()) nt = first_state(p, g.n, shared<std::int64_t>(stages * L::kStage, L::kWarps + 1));
+  }
 
-  const auto tile = [&](int stage, int offset, int bytes) { return shared<T>(stage * L::kStage + offset, bytes / 2); };
-  const auto rows_of = [&](std::int64_t ic) {
-    const std::int64_t left = s.length - ic * kBT;
-    return left < kBT ? static_cast<int>(left) : kBT;
+  const auto fetch = [&](int ic, int stage) {
+    const int left = g.tokens - ic * kBT;
+    if (left > 0) {
+      fetch_chunk<T, KP, TILES, CHANNEL, kOutput>(p, w, p.v.view, g.row, g.begin + ic * kBT, left < kBT ? left : kBT,
+                                                  (g.slot + ic) * p.HV + hv, hv, v_begin, keys ? 0 : v_count, stage);
+    }
+    cp_async_commit();
   };
-  const auto fetch = [&](std::int64_t ic, int stage) {
-    fetch_chunk<T, KP, COLUMNS, CHANNEL>(p, w, p.v.view, s, ic, slot, hv, v_begin, v_count, stage);
-  };
-  const bool computes = warp_id() < L::kWarps, loads = !computes || block_threads() == 2 * COLUMNS;
+  int free = stages - 1;
+  if (!L::kLoader || warp_id() == L::kWarps) {
+    for (int i = 0; i < stages - 1; ++i) fetch(i, i);
+  }
+  if constexpr (L::kLoader) {
+    if (warp_id() == L::kWarps) {
+      for (int ic = 0; ic * kBT < g.tokens; ++ic) {
+        wait_for_stage(stages);
+        sync_threads();
+        fetch(ic + stages - 1, free);
+        free = free + 1 == stages ? 0 : free + 1;
+      }
+      return;
+    }
+  }
 
-  FragC S[KP / 8];  // [16, KP] of S^T
-  const auto each_state = [&](auto&& f) {
+  const int pair = warp_id() / 2, half = warp_id() % 2, v_own = 16 * TILES * pair, k_own = kKeys * half;
+  const int tile_row = (v_begin + v_own) / 16, tile_column = half * kKeyTiles;  // of this warp's part of a state
+  FragC S[TILES][kKeyTiles];                                                    // [16 TILES, K / 2] of S^T
+  const auto each_state = [&](int count, auto&& f) {
     FLA_UNROLL
-    for (int j = 0; j < KP / 8; ++j) {
+    for (int t = 0; t < TILES; ++t) {
       FLA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int column = v_own + frag_row(i), c = 8 * j + frag_col(i);
-        if (column < v_count && c < p.K) f(S[j].x[i], c, v_begin + column);
+      for (int j = 0; j < kKeyTiles; ++j) {
+        FLA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int column = v_own + 16 * t + frag_row(i), c = k_own + 8 * j + frag_col(i);
+          if (column < count && c < p.K) f(S[t][j].x[i], c, v_begin + column);
+        }
       }
     }
   };
   FLA_UNROLL
-  for (FragC& x : S) clear(x);
-  if (p.h0.present()) each_state([&](float& x, int c, int column) { x = p.h0.load(n, hv, c, column); });
-
-  for (int i = 0; loads && i < stages - 1; ++i) {
-    if (i < chunks) fetch(i, i);
-    cp_async_commit();
+  for (int t = 0; t < TILES; ++t) {
+    FLA_UNROLL
+    for (int j = 0; j < kKeyTiles; ++j) {
+      clear(S[t][j]);
+      if (kTransfer || g.before == 0) continue;
+      const Vec<float, 4> x =
+          load_global<4>(w.ends + tile_at<KP>((number - 1) * p.HV + hv, w.value_tiles, tile_row + t, tile_column + j));
+      FLA_UNROLL
+      for (int i = 0; i < 4; ++i) S[t][j].x[i] = x.x[i];
+    }
   }
-  int stage = stages - 1;
-  for (std::int64_t ic = 0; ic < chunks; ++ic) {
-    const int free = stage;
-    stage = stage + 1 == stages ? 0 : stage + 1;
-    if (loads) wait_for_stage(stages);
-    sync_threads();
-    if (loads) {
-      if (ic + stages - 1 < chunks) fetch(ic + stages - 1, free);
-      cp_async_commit();
-    }
-    if (!computes) continue;
-    if (p.h.present() && ic * kBT % p.h_chunk == 0) {
-      const std::int64_t i_h = nt + ic * kBT / p.h_chunk;
-      each_state([&](float& x, int c, int column) { p.h.store(x, s.row, i_h, hv, c, column); });
-    }
-    const Shared<T> sK = tile(stage, L::kK, L::kKey), sQ = tile(stage, L::kQ, L::kKey),
-                    sA = tile(stage, L::kA, L::kKey), sM = tile(stage, L::kM, L::kSquare),
-                    sV = tile(stage, L::kV, L::kValue) + v_own;
-    constexpr int kCount = kScalars<KP, CHANNEL>;
-    const Shared<float> scalars = shared<float>(stage * L::kStage + L::kS, kCount);
-
-    const std::int64_t at = (slot + ic) * p.HV + hv;
-    FragC x[4], o[4];  // [16, BT]: X^T, then E^T; O^T
+  if (keys) {
     FLA_UNROLL
-    for (int i = 0; i < 4; ++i) {
-      clear(x[i]);
-      clear(o[i]);
-    }
-    FLA_UNROLL
-    for (int j = 0; j < KP / 16; ++j) {
-      const FragA<T> a = to_a<T>(S[2 * j], S[2 * j + 1]);
-      if (w.states != nullptr) {
-        store_state_tile(w.states, at, w.value_tiles, (v_begin + v_own) / 16, KP / 16, j, a);
+    for (int t = 0; t < TILES; ++t) {
+      FLA_UNROLL
+      for (int j = 0; j < kKeyTiles; ++j) {
+        FLA_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          const int column = v_begin + v_own + 16 * t + frag_row(i), c = k_own + 8 * j + frag_col(i);
+          S[t][j].x[i] = column == c ? 1.0F : 0.0F;
+        }
       }
+    }
+  } else if (g.before == 0 && p.h0.present()) {
+    each_state(v_count, [&](float& x, int c, int value) { x = p.h0.load(g.n, hv, c, value); });
+  }
+
+  const int own = stages * L::kStage + warp_id() * L::kOwn, partner = stages * L::kStage + (warp_id() ^ 1) * L::kOwn;
+  const Shared<float> mine = shared<float>(own, L::kHanded / 4), handed = shared<float>(partner, L::kHanded / 4);
+  constexpr int kFar = 512 * TILES;  // where what is handed of o follows that of x
+  const Shared<T> rows = shared<T>(own + L::kHanded, L::kRows / 2);
+  // A lane's 16 bytes of rows of a chunk's output: o, or for a backward E.
+  constexpr int kLanes = 2 * TILES, kStep = 32 / kLanes;
+  const int row = lane_id() / kLanes, token = 16 * half + row, column = v_own + lane_id() % kLanes * 8;
+  T* to = nullptr;
+  std::int64_t stride = 0;
+  if constexpr (kKeep) {
+    stride = 16 * w.value_tiles;
+    to = w.e + ((g.slot * p.HV + hv) * kBT + token) * stride + v_begin + column;
+  } else if (kOutput && p.o.present() && column < v_count) {
+    stride = p.o.view.stride[1];
+    to = p.o.view.at<T>(g.row, g.begin + token, hv, v_begin + column);
+  }
+  const auto flush = [&](int ic) {
+    if (to == nullptr) return;
+    FLA_UNROLL
+    for (int i = 0; i < 16; i += kStep) {
+      if (!kKeep && ic * kBT + token + i >= g.tokens) break;
+      store_global<8>(to + i * stride, rows.template load_vec<8>((row + i) * L::kLdO + column - v_own));
+    }
+    to += (kKeep ? p.HV * kBT : kBT) * stride;
+  };
+
+  const int finals = g.last && p.ht.present() ? v_count : 0;  // channels whose final state is asked for
+  int stage = 0, ic = 0;
+  for (; ic * kBT < g.tokens; ++ic) {
+    if constexpr (!L::kLoader) wait_for_stage(stages);
+    sync_threads();
+    if constexpr (!L::kLoader) {
+      fetch(ic + stages - 1, free);
+      free = free + 1 == stages ? 0 : free + 1;
+    }
+    if (ic > 0) flush(ic - 1);
+    const ChunkTiles<T, KP, TILES, CHANNEL> tiles(stage);
+    stage = stage + 1 == stages ? 0 : stage + 1;
+    if constexpr (kStates) {
+      if (p.h.present() && std::int64_t{ic} * kBT % p.h_chunk == 0) {
+        const std::int64_t i_h = nt + std::int64_t{ic} * kBT / p.h_chunk;
+        each_state(v_count, [&](float& x, int c, int value) { p.h.store(x, g.row, i_h, hv, c, value); });
+      }
+    }
+
+    const Shared<T> a_rows = lane_of_b<false>(tiles.a + k_own, L::kLdK),
+                    q_rows = lane_of_b<false>(tiles.q + (k_own + 16 * half * L::kLdK), L::kLdK),
+                    q_far = lane_of_b<false>(tiles.q + (k_own + 16 * (1 - half) * L::kLdK), L::kLdK),
+                    m_rows = lane_of_b<false>(tiles.m, L::kLdM), k_rows = lane_of_b<true>(tiles.k + k_own, L::kLdK);
+    FragC x[TILES][4], o[TILES][2], far[TILES][2];  // [16, BT]: X^T, then E^T; O^T of own tokens and of the other's
+    FLA_UNROLL
+    for (int t = 0; t < TILES; ++t) {
+      FLA_UNROLL
+      for (FragC& y : x[t]) clear(y);
+      FLA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        clear(o[t][i]);
+        clear(far[t][i]);
+      }
+    }
+    FLA_UNROLL
+    for (int j = 0; j < kKeys / 16; ++j) {
+      FragA<T> a[TILES];
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        a[t] = to_a<T>(S[t][2 * j], S[t][2 * j + 1]);
+        if constexpr (kKeep) {
+          store_state_tile(w.states, (g.slot + ic) * p.HV + hv, w.value_tiles, tile_row + t, KP / 16,
+                           tile_column / 2 + j, a[t]);
+        }
+      }
+      // Two tiles of 8 rows each of k or q
+      const auto times = [&](FragC(&c)[TILES][2], Shared<T> from) {
+        FragB<T> b0, b1;
+        load_b_at<false>(b0, b1, from + 16 * j);
+        FLA_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+          mma(c[t][0], a[t], b0);
+          mma(c[t][1], a[t], b1);
+        }
+      };
       FLA_UNROLL
       for (int i = 0; i < 4; i += 2) {
         FragB<T> b0, b1;
-        load_b(b0, b1, sA + (8 * i * L::kLdK + 16 * j), L::kLdK);
-        mma(x[i], a, b0);
-        mma(x[i + 1], a, b1);
-        load_b(b0, b1, sQ + (8 * i * L::kLdK + 16 * j), L::kLdK);
-        mma(o[i], a, b0);
-        mma(o[i + 1], a, b1);
+        load_b_at<false>(b0, b1, a_rows + (8 * i * L::kLdK + 16 * j));
+        FLA_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+          mma(x[t][i], a[t], b0);
+          mma(x[t][i + 1], a[t], b1);
+        }
+      }
+      if constexpr (kOutput) {
+        times(o, q_rows);
+        times(far, q_far);
       }
     }
     FLA_UNROLL
+    for (int t = 0; t < TILES; ++t) {
+      hand_over(mine + 512 * t, x[t]);
+      if constexpr (kOutput) hand_over(mine + (kFar + 256 * t), far[t]);
+    }
+    barrier_arrive(1 + (warp_id() ^ 1), 64);
+    // What the other warp's sums are not needed for: it waits the less for this one, and this one for it.
+    const Shared<T> v_rows =
+        tiles.v + ((8 * (lane_id() / 16) + lane_id() % 8) * L::kLdV + v_own + 8 * (lane_id() / 8 % 2));
+    std::uint32_t v[2][TILES][4] = {};
+    FLA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        if (!keys) ldmatrix_x4<true>(v[i][t], v_rows + (16 * i * L::kLdV + 16 * t));
+      }
+    }
+    FragB<T> m[3][2];  // the tiles (0, 0), (1, 0) and (1, 1) of (I + L)^{-1} - I
+    FLA_UNROLL
+    for (int i = 0; i < 3; ++i) {
+      load_b_at<false>(m[i][0], m[i][1], m_rows + ((i > 0 ? 16 * L::kLdM : 0) + (i == 2 ? 16 : 0)));
+    }
+    FLA_UNROLL
+    for (int j = 0; j < kKeyTiles; ++j) {
+      Vec<float, 2> decay = {};
+      if constexpr (CHANNEL) {
+        decay = tiles.scalars.template load_vec<2>(kBT + k_own + 8 * j + frag_col(0));
+      } else {
+        decay.x[0] = decay.x[1] = exp2_approx(tiles.scalars.load(5 * kBT - 1));
+      }
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        FLA_UNROLL
+        for (int f = 0; f < 4; ++f) S[t][j].x[f] *= decay.x[f & 1];
+      }
+    }
+    barrier_sync(1 + warp_id(), 64);
+    FLA_UNROLL
+    for (int t = 0; t < TILES; ++t) {
+      add_handed(x[t], handed + 512 * t);
+      if constexpr (kOutput) add_handed(o[t], handed + (kFar + 256 * t));
+    }
+
+    FLA_UNROLL
     for (int i = 0; i < 4; i += 2) {
-      std::uint32_t v[4];
-      ldmatrix_x4<true>(v, sV + ((8 * i + 8 * (lane_id() / 16) + lane_id() % 8) * L::kLdV + 8 * (lane_id() / 8 % 2)));
       FLA_UNROLL
       for (int e = 0; e < 2; ++e) {
-        const int token = 8 * (i + e) + frag_col(0);
-        const Vec<float, 2> beta = scalars.load_vec<2>((CHANNEL ? 0 : kBT) + token);
+        const int at = 8 * (i + e) + frag_col(0);
+        const Vec<float, 2> beta = tiles.scalars.template load_vec<2>((CHANNEL ? 0 : kBT) + at);
         Vec<float, 2> by = {{1.0F, 1.0F}};
-        if constexpr (!CHANNEL) by = scalars.load_vec<2>(token);
-        FragC& y = x[i + e];
-        y.x[0] = beta.x[0] * low_half<T>(v[2 * e]) - by.x[0] * y.x[0];
-        y.x[1] = beta.x[1] * high_half<T>(v[2 * e]) - by.x[1] * y.x[1];
-        y.x[2] = beta.x[0] * low_half<T>(v[2 * e + 1]) - by.x[0] * y.x[2];
-        y.x[3] = beta.x[1] * high_half<T>(v[2 * e + 1]) - by.x[1] * y.x[3];
-        if constexpr (!CHANNEL) {
-          const Vec<float, 2> q = scalars.load_vec<2>(2 * kBT + token);
+        if constexpr (!CHANNEL) by = tiles.scalars.template load_vec<2>(at);
+        FLA_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+          FragC& y = x[t][i + e];
           FLA_UNROLL
-          for (int f = 0; f < 4; ++f) o[i + e].x[f] *= q.x[f & 1];
+          for (int f = 0; f < 2; ++f) {
+            const std::uint32_t word = v[i / 2][t][2 * e + f];
+            y.x[2 * f] = beta.x[0] * low_half<T>(word) - by.x[0] * y.x[2 * f];
+            y.x[2 * f + 1] = beta.x[1] * high_half<T>(word) - by.x[1] * y.x[2 * f + 1];
+          }
         }
       }
     }
-    FragA<T> a[2] = {to_a<T>(x[0], x[1]), to_a<T>(x[2], x[3])};
-    const auto times_lower = [&](FragC(&c)[4], Shared<T> square) {
+    FragA<T> a[TILES][2];
+    const auto pack = [&] {
       FLA_UNROLL
-      for (int i = 0; i < 2; ++i) {
-        FLA_UNROLL
-        for (int m = 0; m <= i; ++m) {
-          FragB<T> b0, b1;
-          load_b(b0, b1, square + (16 * i * L::kLdM + 16 * m), L::kLdM);
-          mma(c[2 * i], a[m], b0);
-          mma(c[2 * i + 1], a[m], b1);
-        }
+      for (int t = 0; t < TILES; ++t) {
+        a[t][0] = to_a<T>(x[t][0], x[t][1]);
+        a[t][1] = to_a<T>(x[t][2], x[t][3]);
       }
     };
-    times_lower(x, sM);
-    sync_warp();
-    if (w.states != nullptr) {
-      put_transposed(x, sV, L::kLdV);
-      sync_warp();
-      copy_rows_of_16(w.e + at * (kBT * 16) * w.value_tiles + v_begin + v_own, 16 * w.value_tiles, sV, L::kLdV, kBT,
-                      16);
-      sync_warp();
+    pack();
+    FLA_UNROLL
+    for (int i = 0; i < 3; ++i) {
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) mma(x[t][(i > 0 ? 2 : 0) + e], a[t][i == 2 ? 1 : 0], m[i][e]);
+      }
     }
-    a[0] = to_a<T>(x[0], x[1]);
-    a[1] = to_a<T>(x[2], x[3]);
-    times_lower(o, sM + kBT);
+    pack();
+    if constexpr (kOutput) {
+      if constexpr (!CHANNEL) {
+        FLA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          const Vec<float, 2> q = tiles.scalars.template load_vec<2>(2 * kBT + 16 * half + 8 * i + frag_col(0));
+          FLA_UNROLL
+          for (int t = 0; t < TILES; ++t) {
+            FLA_UNROLL
+            for (int f = 0; f < 4; ++f) o[t][i].x[f] *= q.x[f & 1];
+          }
+        }
+      }
+      const Shared<T> scores = m_rows + (kBT + 16 * half * L::kLdM);
+      FLA_UNROLL
+      for (int i = 0; i < 2; ++i) {
+        if (i > half) break;
+        FragB<T> b0, b1;
+        load_b_at<false>(b0, b1, scores + 16 * i);
+        FLA_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+          mma(o[t][0], a[t][i], b0);
+          mma(o[t][1], a[t][i], b1);
+        }
+      }
+    } else if constexpr (kKeep) {
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        FLA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          FLA_UNROLL
+          for (int f = 0; f < 4; ++f) o[t][i].x[f] = half == 0 ? x[t][i].x[f] : x[t][2 + i].x[f];
+        }
+      }
+    }
     if constexpr (!CHANNEL) {
       FLA_UNROLL
       for (int i = 0; i < 4; ++i) {
-        const Vec<float, 2> by = scalars.load_vec<2>(3 * kBT + 8 * i + frag_col(0));
+        const Vec<float, 2> by = tiles.scalars.template load_vec<2>(3 * kBT + 8 * i + frag_col(0));
         FLA_UNROLL
-        for (int f = 0; f < 4; ++f) x[i].x[f] *= by.x[f & 1];
+        for (int t = 0; t < TILES; ++t) {
+          FLA_UNROLL
+          for (int f = 0; f < 4; ++f) x[t][i].x[f] *= by.x[f & 1];
+        }
       }
-      a[0] = to_a<T>(x[0], x[1]);
-      a[1] = to_a<T>(x[2], x[3]);
+      pack();
     }
-    Vec<float, 2> decay = {};
-    if constexpr (!CHANNEL) decay.x[0] = decay.x[1] = exp2_approx(scalars.load(5 * kBT - 1));
     FLA_UNROLL
-    for (int j = 0; j < KP / 8; j += 2) {
+    for (int j = 0; j < kKeyTiles; j += 2) {
       FLA_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        if constexpr (CHANNEL) decay = scalars.load_vec<2>(kBT + 8 * (j + e) + frag_col(0));
-        FLA_UNROLL
-        for (int f = 0; f < 4; ++f) S[j + e].x[f] *= decay.x[f & 1];
-      }
-      FLA_UNROLL
-      for (int m = 0; m < 2; ++m) {
+      for (int i = 0; i < 2; ++i) {
         FragB<T> b0, b1;
-        load_b_trans(b0, b1, sK + (16 * m * L::kLdK + 8 * j), L::kLdK);
-        mma(S[j], a[m], b0);
-        mma(S[j + 1], a[m], b1);
+        load_b_at<true>(b0, b1, k_rows + (16 * i * L::kLdK + 8 * j));
+        FLA_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+          mma(S[t][j], a[t][i], b0);
+          mma(S[t][j + 1], a[t][i], b1);
+        }
       }
     }
-
-    if (p.o.present()) {  // in the place of this warp's columns of v
-      put_transposed(o, sV, L::kLdV);
-      sync_warp();
-      copy_rows_of_16(p.o.view.at<T>(s.row, s.begin + ic * kBT, hv, v_begin + v_own), p.o.view.stride[1], sV, L::kLdV,
-                      rows_of(ic), v_count - v_own);
+    if constexpr (!kTransfer) {
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) put_transposed(o[t], rows + 16 * t, L::kLdO);
     }
   }
-  if (p.ht.present()) each_state([&](float& x, int c, int column) { p.ht.store(x, n, hv, c, column); });
+  if constexpr (kTransfer) {
+    const std::int64_t item = number * p.HV + hv;
+    FLA_UNROLL
+    for (int t = 0; t < TILES; ++t) {
+      FLA_UNROLL
+      for (int j = 0; j < kKeyTiles; ++j) {
+        const FragC& y = S[t][j];
+        if (keys) {
+          FragC rest;
+          FLA_UNROLL
+          for (int e = 0; e < 4; ++e) rest.x[e] = y.x[e] - to_f32(from_f32<bf16>(y.x[e]));
+          const FragB<bf16> high = to_b<bf16>(y), low = to_b<bf16>(rest);
+          store_global<4>(w.transfers + tile_at<KP>(item, KP / 16, tile_row + t, tile_column + j),
+                          Vec<std::uint32_t, 4>{{high.x[0], high.x[1], low.x[0], low.x[1]}});
+        } else {
+          store_global<4>(w.ends + tile_at<KP>(item, w.value_tiles, tile_row + t, tile_column + j),
+                          Vec<float, 4>{{y.x[0], y.x[1], y.x[2], y.x[3]}});
+        }
+      }
+    }
+    return;
+  }
+  sync_warp();
+  if (ic > 0) flush(ic - 1);
+  if (finals > 0) each_state(finals, [&](float& x, int c, int value) { p.ht.store(x, g.n, hv, c, value); });
 }
 
 // ---- host
@@ -538,6 +727,33 @@ template <typename T>
 std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
   DeltaChunkSpace<T> w;
   return carve_chunk_space<T>(p, plan, false, nullptr, w);
+}
+
+// What follows the prologue, with blocks of 32 TILES value channels.
+template <typename T, int KP, int TILES, bool CHANNEL>
+Status launch_chunk_blocks(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream) {
+  using L = ChunkLayout<KP, TILES, CHANNEL>;
+  const DeltaArgs a = delta_args(p);
+  const std::int64_t sequences = plan.segment > 0 ? delta_segment_slots(p, plan.segment) : p.N;
+  Launch l{.name = "delta_chunk_kernel", .threads = L::kThreads};
+  if constexpr (KP <= 128) {
+    if (plan.segments > 1) {
+      l.grid = {sequences * p.HV * (plan.parts + KP / L::kColumns)};
+      l.shared_bytes = static_cast<std::size_t>(L::bytes(plan.transfer_stages));
+      const Status formed =
+          launch<delta_chunk_kernel<T, KP, TILES, CHANNEL, ChunkMode::Transfer>>(l, stream, a, w, plan.transfer_stages);
+      if (!formed) return formed;
+      if (const Status joined = launch_join<T, KP>(p, w, stream); !joined) return joined;
+    }
+  }
+  l.grid = {sequences * p.HV * plan.parts};
+  l.shared_bytes = static_cast<std::size_t>(L::bytes(plan.stages));
+  if constexpr (kHasBackward<T> && TILES == 1) {
+    if (w.states != nullptr) {
+      return launch<delta_chunk_kernel<T, KP, TILES, CHANNEL, ChunkMode::Keep>>(l, stream, a, w, plan.stages);
+    }
+  }
+  return launch<delta_chunk_kernel<T, KP, TILES, CHANNEL, ChunkMode::Output>>(l, stream, a, w, plan.stages);
 }
 
 template <typename T, int KP, bool CHANNEL>
@@ -561,19 +777,10 @@ Status launch_chunk_kernels(const DeltaProblem& p, const DeltaPlan& plan, const 
         stream, a, w, items);
     if (!s) return s;
   }
-  if constexpr (KP <= 128) {
-    if (plan.segment > 0) return launch_segments<T>(p, plan, w, stream);
+  if constexpr (kHasWideBlocks<KP>) {
+    if (plan.columns == kDeltaWide) return launch_chunk_blocks<T, KP, 2, CHANNEL>(p, plan, w, stream);
   }
-  Launch l{.name = "delta_chunk_kernel", .grid = {p.N * p.HV * plan.parts}};
-  l.threads = static_cast<int>((plan.loaders ? 4 : 2) * plan.columns);
-  if constexpr (kWideBlocks<T, KP>) {
-    if (plan.columns == 64) {
-      l.shared_bytes = static_cast<std::size_t>(ChunkLayout<KP, 64, CHANNEL>::bytes(plan.stages));
-      return launch<delta_chunk_kernel<T, KP, 64, CHANNEL>>(l, stream, a, w, plan.stages);
-    }
-  }
-  l.shared_bytes = static_cast<std::size_t>(ChunkLayout<KP, 32, CHANNEL>::bytes(plan.stages));
-  return launch<delta_chunk_kernel<T, KP, 32, CHANNEL>>(l, stream, a, w, plan.stages);
+  return launch_chunk_blocks<T, KP, 1, CHANNEL>(p, plan, w, stream);
 }
 
 template <typename T, int KP>

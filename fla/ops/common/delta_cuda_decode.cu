@@ -24,7 +24,7 @@ struct DecodeShape {
   static constexpr int kStateBytes = ONE ? KP * kColumns * static_cast<int>(sizeof(T)) : 0;
   // Blocks that fit on a multiprocessor.
   static constexpr int kBlocksOfOne = KP == 64 ? 8 : sizeof(T) == 2 ? (KP == 128 ? 8 : 5) : KP == 128 ? 5 : 3;
-  static constexpr int kBlocks = ONE ? kBlocksOfOne : KP == 64 ? 4 : KP == 128 ? 2 : 1;
+  static constexpr int kBlocks = ONE ? kBlocksOfOne : KP == 64 ? 3 : KP == 128 ? 2 : 1;
   static constexpr int bytes(int tokens) {
     return kStateBytes + 4 * (tokens * (3 * KP + 2 * kColumns + 1) + 4 * kWarps * kColumns);
   }

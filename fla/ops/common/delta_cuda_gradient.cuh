@@ -23,12 +23,16 @@ template <int KP>
 struct GradientLayout {
   static constexpr int kLdK = KP + 8, kLdF = KP + 4, kLdG = KP + 8;
   static constexpr int kQ = 0, kK = kQ + 2 * kBT * kLdK, kP = kK + 2 * kBT * kLdK, kL = kP + 2 * kBT * kLdP;
-  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (10 * kBT + 8);
-  int ldV, own, values, totals, bytes;  // own: bytes of a warp's states and adjoints; the others are offsets
+  static constexpr int kRows = kL + 2 * kBT * kLdP, kStates = kRows + 4 * (10 * kBT + 16);
+  // piece: tiles of value channels that a warp has of its states and adjoints at a time; own: their bytes; the others
+  // are offsets
+  int ldV, piece, own, values, totals, bytes;
 
   FLA_HOST_DEVICE GradientLayout(int value_tiles, bool group) {
     ldV = 16 * value_tiles + 8;
-    own = value_tiles * 1024 < 4 * kBT * kLdR ? 4 * kBT * kLdR : value_tiles * 1024;
+    const int most = KP < 256 ? 16 : group ? 4 : 8;
+    piece = value_tiles < most ? value_tiles : most;
+    own = piece * 1024 < 4 * kBT * kLdR ? 4 * kBT * kLdR : piece * 1024;
     values = kStates + KP / 16 * own;
     const int rows = 3 * 2 * kBT * ldV, gates = 4 * (kBT + 1) * kLdG;
     totals = values + (rows < gates ? gates : rows);
@@ -91,7 +95,9 @@ FLA_DEVICE void add_lower(FragC (&c)[2][2], Shared<T> s, Shared<T> rows, int ld)
 }
 
 template <typename T, int KP, bool CHANNEL>
-FLA_KERNEL(2 * KP, KP == 64 && !CHANNEL ? 3 : 2)
+FLA_KERNEL(2 * KP, KP == 256              ? 1
+                   : KP == 64 && !CHANNEL ? 3
+                                          : 2)
 delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
   const int group = p.HV / p.H, value_tiles = w.value_tiles;
@@ -116,7 +122,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
                   sDO = shared<T>(y.values, value_tile), sE = shared<T>(y.values + 2 * value_tile, value_tile),
                   sDV = shared<T>(y.values + 4 * value_tile, value_tile);
   const Shared<T> sS = shared<T>(L::kStates + warp * y.own, y.own / 2);
-  const Shared<float> rows = shared<float>(L::kRows, 10 * kBT + 8);
+  const Shared<float> rows = shared<float>(L::kRows, 10 * kBT + 16);
   const Shared<float> sBeta = rows, sRk = rows + kBT, sRq = rows + 2 * kBT, sG = rows + 3 * kBT, dotQ = rows + 4 * kBT,
                       dotK = rows + 5 * kBT, dotA = rows + 6 * kBT, dotV = rows + 7 * kBT, totalQ = rows + 8 * kBT,
                       totalK = rows + 9 * kBT, sTail = rows + 10 * kBT;
@@ -129,14 +135,15 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     const int hv = hk * group + j_group;
     const std::int64_t at = slot * p.HV + hv;
     if (j_group > 0) sync_threads();
-    {
-      // A warp's states and adjoints are one piece in memory each.
-      const int half = value_tiles * 256;
+    // A warp's states and adjoints from value tile i on.
+    const auto fetch_states = [&](int i) {
+      const int count = (value_tiles - i < y.piece ? value_tiles - i : y.piece) * 256;
       for (int of = 0; of < 2; ++of) {
-        const T* from = (of == 0 ? w.states : w.adjoints) + (at * kWarps + warp) * half;
-        for (int i = 8 * lane; i < half; i += 256) cp_async<16>(sS + (of * half + i), from + i, 16);
+        const T* from = (of == 0 ? w.states : w.adjoints) + ((at * kWarps + warp) * value_tiles + i) * 256;
+        for (int e = 8 * lane; e < count; e += 256) cp_async<16>(sS + (of * y.piece * 256 + e), from + e, 16);
       }
-    }
+    };
+    fetch_states(0);
     const std::int64_t kept = at * (kBT * 16 * value_tiles);
     fetch_rows(sDO, y.ldV, p.do_.view.at<T>(c.s.row, first, hv), p.do_.view.stride[1], 16 * value_tiles, c.rows, p.V);
     fetch_rows(sE, y.ldV, w.e + kept, 16 * value_tiles, 16 * value_tiles, kBT, 16 * value_tiles);
@@ -251,9 +258,17 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     }
     float ends[2] = {};  // of key channels g and g + 8
     for (int i = 0; i < value_tiles; ++i) {
+      const int in_piece = KP < 256 ? i : i % y.piece;
+      if (in_piece == 0 && i > 0) {
+        sync_warp();
+        fetch_states(i);
+        cp_async_commit();
+        cp_async_wait<0>();
+        sync_warp();
+      }
       std::uint32_t s[4], d[4];
-      ldmatrix_x4<true>(s, sS + (i * 256 + 8 * lane));
-      ldmatrix_x4<true>(d, sS + ((value_tiles + i) * 256 + 8 * lane));
+      ldmatrix_x4<true>(s, sS + (in_piece * 256 + 8 * lane));
+      ldmatrix_x4<true>(d, sS + ((y.piece + in_piece) * 256 + 8 * lane));
       FLA_UNROLL
       for (int e = 0; e < 4; ++e) {
         ends[e / 2] += low_half<T>(s[e]) * low_half<T>(d[e]) + high_half<T>(s[e]) * high_half<T>(d[e]);
@@ -662,8 +677,12 @@ Status launch_gradient(const DeltaProblem& p, const DeltaPlan& plan, const Delta
     return p.gk ? launch_gradient_kernel<T, 64, true>(p, w, stream)
                 : launch_gradient_kernel<T, 64, false>(p, w, stream);
   }
-  return p.gk ? launch_gradient_kernel<T, 128, true>(p, w, stream)
-              : launch_gradient_kernel<T, 128, false>(p, w, stream);
+  if (plan.width == 128) {
+    return p.gk ? launch_gradient_kernel<T, 128, true>(p, w, stream)
+                : launch_gradient_kernel<T, 128, false>(p, w, stream);
+  }
+  return p.gk ? launch_gradient_kernel<T, 256, true>(p, w, stream)
+              : launch_gradient_kernel<T, 256, false>(p, w, stream);
 }
 
 }  // namespace fla::cuda

@@ -16,8 +16,8 @@ Status delta_decode_forward(const DeltaProblem& p, Stream stream);
 std::size_t delta_token_backward_workspace(const DeltaProblem& p);
 Status delta_token_backward(const DeltaProblem& p, Stream stream, std::span<std::byte> workspace);
 
-// Tokens of a chunk of the tensor-core kernels.
-inline constexpr std::int64_t kDeltaBT = 32;
+// Tokens of a chunk of the tensor-core kernels; value channels of a block, and of one for so many key channels.
+inline constexpr std::int64_t kDeltaBT = 32, kDeltaColumns = 32, kDeltaWide = 64, kDeltaWideKeys = 128;
 
 // Shared memory of a stage of the chunk kernel, and what a block takes beside its stages.
 constexpr std::int64_t delta_chunk_stage_bytes(std::int64_t width, std::int64_t columns, bool channel) {
@@ -25,7 +25,12 @@ constexpr std::int64_t delta_chunk_stage_bytes(std::int64_t width, std::int64_t 
   return 2 * BT * ((channel ? 3 : 2) * (width + 8) + (2 * BT + 8) + (columns + 8)) +
          4 * (channel ? BT + width : 5 * BT);
 }
-inline constexpr std::int64_t kDeltaChunkExtraBytes = 64;
+// Blocks that a multiprocessor has at a time, by registers and by two stages of shared memory each.
+constexpr int delta_chunk_blocks(std::int64_t width, std::int64_t columns, bool channel) {
+  if (width == 256) return channel ? 1 : 2;
+  return width == 128 && (channel || columns == kDeltaWide) ? 2 : 3;
+}
+constexpr std::int64_t delta_chunk_extra_bytes(std::int64_t columns) { return 4 * (112 * columns + 256); }
 
 // Places of chunks in the workspace: sequence n's chunk c has number begin / BT + n + c, so that nobody needs to know
 // the sequences before it; some numbers stay unused.
@@ -33,22 +38,14 @@ inline std::int64_t delta_chunk_slots(const DeltaProblem& p) {
   return p.cu_seqlens ? p.T / kDeltaBT + p.N : p.N * ((p.T + kDeltaBT - 1) / kDeltaBT);
 }
 
-// A block of the kernels that serve segments of time has this many value channels; a stage of theirs holds q and P
-// where it gives outputs.
-inline constexpr std::int64_t kDeltaWide = 128;
-constexpr std::int64_t delta_segment_stage_bytes(std::int64_t width, bool channel, bool output) {
-  const std::int64_t BT = kDeltaBT, keys = (channel ? 2 : 1) + (output ? 1 : 0);
-  return 2 * BT * (keys * (width + 8) + ((output ? 2 : 1) * BT + 8) + (kDeltaWide + 8)) +
-         4 * (channel ? BT + width : 5 * BT);
-}
 // Places of segments in the workspace, in the way of delta_chunk_slots.
 inline std::int64_t delta_segment_slots(const DeltaProblem& p, std::int64_t chunks) {
   const std::int64_t tokens = chunks * kDeltaBT;
   return p.cu_seqlens ? p.T / tokens + p.N : p.N * ((p.T + tokens - 1) / tokens);
 }
-// The forward's plan without cuts in time, and the chunk kernels' plan with time cut into segments of so many chunks.
-DeltaPlan delta_whole_plan(const DeltaProblem& p, const DeviceInfo& device);
-DeltaPlan delta_segment_plan(const DeltaProblem& p, const DeviceInfo& device, DeltaPlan plan, std::int64_t chunks);
+// The plan of a forward by the chunk kernels, where they serve it, with blocks of so many value channels and time cut
+// every `chunks` chunks, or not where that is 0.
+DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std::int64_t columns, std::int64_t chunks);
 
 template <typename T>
 std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
@@ -66,10 +63,6 @@ struct DeltaChunkSpace;
 // The prologue and the forward, which other translation units of the same T have.
 template <typename T>
 Status launch_chunk(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
-// What follows the prologue where plan.segment is given.
-template <typename T>
-Status launch_segments(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
-
 // What of the backward is parallel over chunks, after the states, adjoints, E and dVbar are there.
 template <typename T>
 Status launch_gradient(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
