@@ -48,8 +48,8 @@ struct Start {
 };
 
 // Which part of the second product's square A counts. Lower: p <= i, what lies above is not read. Upper: p >= i, what
-// lies below within a register tile is read and must be zero.
-enum class Tri { None, Lower, Upper };
+// lies below within a register tile is read and must be zero. UpperPair: the first product's A is such a square too.
+enum class Tri { None, Lower, Upper, UpperPair };
 
 template <bool kTransA, int MR, int NV, class D, class V>
 HWY_INLINE void accumulate(D d, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
@@ -144,8 +144,12 @@ HWY_NOINLINE void gemm_strip(std::int64_t M, Operand x, Operand y, Tri tri, Star
   const bool triangle = tri == Tri::Lower;
   for (std::int64_t left = M, mr = 0; left > 0; left -= mr) {
     if (ahead != nullptr) ahead->issue();
-    // Six rows of eight would leave two, which are too few to hide the latency of a multiply-add.
-    if (left >= kMR && (kMR != 6 || left != 8)) {
+    // Six rows of eight would leave two, which are too few to hide the latency of a multiply-add. Nor are six or four
+    // of one vector enough.
+    if (NV == 1 && left >= 8) {
+      gemm_tile<kTransA, 8, NV>(x, y, triangle, start, c, ldc, last);
+      mr = 8;
+    } else if (left >= kMR && (kMR != 6 || left != 8)) {
       gemm_tile<kTransA, kMR, NV>(x, y, triangle, start, c, ldc, last);
       mr = kMR;
     } else if (kMR > 4 && left >= 4) {
@@ -161,10 +165,15 @@ HWY_NOINLINE void gemm_strip(std::int64_t M, Operand x, Operand y, Tri tri, Star
     x.a += kTransA ? mr : mr * x.lda;
     y.a += kTransA ? mr : mr * y.lda;
     if (tri == Tri::Lower) y.depth += mr;
-    if (tri == Tri::Upper) {
+    if (tri == Tri::Upper || tri == Tri::UpperPair) {
       y.a += kTransA ? mr * y.lda : mr;
       y.b += mr * y.ldb;
       y.depth -= mr;
+    }
+    if (tri == Tri::UpperPair) {
+      x.a += kTransA ? mr * x.lda : mr;
+      x.b += mr * x.ldb;
+      x.depth -= mr;
     }
     if (start.c != nullptr) start.c += mr * start.ldc;
     if (start.row_scale != nullptr) start.row_scale += mr;
