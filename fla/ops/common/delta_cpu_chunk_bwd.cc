@@ -370,27 +370,19 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
 
   const bool want_sum = want_gate && kGate != KeyGate::None;
   if (want_sum) std::fill(w.partial, w.partial + (kGate == KeyGate::Channel ? K : 1) * kPad, 0.0F);
-  // Two panels at a time: half the sums over V in between go through memory.
-  for (std::int64_t i = 0; i < b.panels; i += 2) {
-    const std::int64_t n = std::min<std::int64_t>(2, b.panels - i);
-    const auto over_values = [&](const float* panels, const float* columns, std::int64_t ld, std::int64_t count,
-                                 float* to) HWY_ATTR {
-      const auto operand = [&](std::int64_t m) {
-        return Operand{panels + m * panel_size, kBV, columns + m * kBV * ld, ld, width_of(m)};
-      };
-      gemm<false>(K, count, operand(i), n > 1 ? operand(i + 1) : Operand{}, Tri::None, {i == 0 ? nullptr : to, ld}, to,
-                  ld);
-    };
-    over_values(states, w.dyt, kPairLd, BT + C, w.sdy);
-    over_values(D_all, w.xt, lt, C, w.dx);
-    if (kGeneral) over_values(D_all, w.vt, lt, C, w.dx1);
-    for (std::int64_t m = i; m < i + n; ++m) {
-      const std::int64_t padded = pad_up(width_of(m));
-      float* D = D_all + m * panel_size;
-      if (want_sum) add_products<kGate>(states + m * panel_size, D, K, padded, w.partial);
-      gemm<true>(K, padded, {t.q0, kp, w.do_ + m * kBV, ldv, C}, {t.n0, kp, w.y + m * kBV, ldv, C}, Tri::None,
-                 {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV, -1, ahead);
-    }
+  const auto over_values = [&](const float* panels, const float* columns, std::int64_t ld, std::int64_t count,
+                               float* to) HWY_ATTR {
+    gemm_panels(K, count, {panels, kBV, kBV, panel_size, columns, ld, V}, to, ld);
+  };
+  over_values(states, w.dyt, kPairLd, BT + C, w.sdy);
+  over_values(D_all, w.xt, lt, C, w.dx);
+  if (kGeneral) over_values(D_all, w.vt, lt, C, w.dx1);
+  for (std::int64_t i = 0; i < b.panels; ++i) {
+    const std::int64_t padded = pad_up(width_of(i));
+    float* D = D_all + i * panel_size;
+    if (want_sum) add_products<kGate>(states + i * panel_size, D, K, padded, w.partial);
+    gemm<true>(K, padded, {t.q0, kp, w.do_ + i * kBV, ldv, C}, {t.n0, kp, w.y + i * kBV, ldv, C}, Tri::None,
+               {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV, -1, ahead);
   }
   transpose(w.sdy, kPairLd, K, C, w.dq, kp);
   transpose(w.sdy + BT, kPairLd, K, C, w.dn, kp);
