@@ -48,8 +48,8 @@ struct Start {
 };
 
 // Which part of the second product's square A counts. Lower: p <= i, what lies above is not read. Upper: p >= i, what
-// lies below within a register tile is read and must be zero.
-enum class Tri { None, Lower, Upper };
+// lies below within a register tile is read and must be zero. UpperPair: the first product's A is such a square too.
+enum class Tri { None, Lower, Upper, UpperPair };
 
 template <bool kTransA, int MR, int NV, class D, class V>
 HWY_INLINE void accumulate(D d, const float* HWY_RESTRICT a, std::int64_t lda, const float* HWY_RESTRICT b,
@@ -70,6 +70,24 @@ HWY_INLINE void accumulate(D d, const float* HWY_RESTRICT a, std::int64_t lda, c
 }
 
 // last: how many lanes of the last vector are stored.
+template <int MR, int NV, class D, class V>
+HWY_INLINE void store_tile(D d, const V (&acc)[MR][NV], float* c, std::int64_t ldc, std::int64_t last) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j + 1 < NV; ++j) hn::StoreU(acc[i][j], d, c + i * ldc + j * lanes);
+  }
+  if (last == lanes) {
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) hn::StoreU(acc[i][NV - 1], d, c + i * ldc + (NV - 1) * lanes);
+  } else {
+    const auto m = hn::FirstN(d, static_cast<std::size_t>(last));
+#pragma GCC unroll 8
+    for (int i = 0; i < MR; ++i) hn::BlendedStore(acc[i][NV - 1], m, d, c + i * ldc + (NV - 1) * lanes);
+  }
+}
+
 template <bool kTransA, int MR, int NV>
 HWY_INLINE void gemm_tile(const Operand& x, const Operand& y, bool triangle, const Start& start, float* c,
                           std::int64_t ldc, std::int64_t last) {
@@ -121,19 +139,7 @@ HWY_INLINE void gemm_tile(const Operand& x, const Operand& y, bool triangle, con
       }
     }
   }
-#pragma GCC unroll 8
-  for (int i = 0; i < MR; ++i) {
-#pragma GCC unroll 8
-    for (int j = 0; j + 1 < NV; ++j) hn::StoreU(acc[i][j], d, c + i * ldc + j * lanes);
-  }
-  if (last == lanes) {
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; ++i) hn::StoreU(acc[i][NV - 1], d, c + i * ldc + (NV - 1) * lanes);
-  } else {
-    const auto m = hn::FirstN(d, static_cast<std::size_t>(last));
-#pragma GCC unroll 8
-    for (int i = 0; i < MR; ++i) hn::BlendedStore(acc[i][NV - 1], m, d, c + i * ldc + (NV - 1) * lanes);
-  }
+  store_tile(d, acc, c, ldc, last);
 }
 
 // One strip of NV vectors of columns. The loop over its register tiles lies in here because a tile is short: a call for
@@ -144,8 +150,12 @@ HWY_NOINLINE void gemm_strip(std::int64_t M, Operand x, Operand y, Tri tri, Star
   const bool triangle = tri == Tri::Lower;
   for (std::int64_t left = M, mr = 0; left > 0; left -= mr) {
     if (ahead != nullptr) ahead->issue();
-    // Six rows of eight would leave two, which are too few to hide the latency of a multiply-add.
-    if (left >= kMR && (kMR != 6 || left != 8)) {
+    // Six rows of eight would leave two, which are too few to hide the latency of a multiply-add. Nor are six or four
+    // of one vector enough.
+    if (NV == 1 && left >= 8) {
+      gemm_tile<kTransA, 8, NV>(x, y, triangle, start, c, ldc, last);
+      mr = 8;
+    } else if (left >= kMR && (kMR != 6 || left != 8)) {
       gemm_tile<kTransA, kMR, NV>(x, y, triangle, start, c, ldc, last);
       mr = kMR;
     } else if (kMR > 4 && left >= 4) {
@@ -161,10 +171,15 @@ HWY_NOINLINE void gemm_strip(std::int64_t M, Operand x, Operand y, Tri tri, Star
     x.a += kTransA ? mr : mr * x.lda;
     y.a += kTransA ? mr : mr * y.lda;
     if (tri == Tri::Lower) y.depth += mr;
-    if (tri == Tri::Upper) {
+    if (tri == Tri::Upper || tri == Tri::UpperPair) {
       y.a += kTransA ? mr * y.lda : mr;
       y.b += mr * y.ldb;
       y.depth -= mr;
+    }
+    if (tri == Tri::UpperPair) {
+      x.a += kTransA ? mr * x.lda : mr;
+      x.b += mr * x.ldb;
+      x.depth -= mr;
     }
     if (start.c != nullptr) start.c += mr * start.ldc;
     if (start.row_scale != nullptr) start.row_scale += mr;
@@ -214,6 +229,66 @@ HWY_NOINLINE void gemm(std::int64_t M, std::int64_t N, const Operand& x, const O
       rows(first, second, true);
       rows(second, M, false);
     }
+    j += width;
+  }
+}
+
+// A whose columns lie in panels of `width`, `step` floats apart.
+struct PanelOperand {
+  const float* a = nullptr;
+  std::int64_t lda = 0, width = 0, step = 0;
+  const float* b = nullptr;
+  std::int64_t ldb = 0;
+  std::int64_t depth = 0;
+};
+
+template <int MR, int NV>
+HWY_INLINE void panels_tile(const PanelOperand& x, float* c, std::int64_t ldc, std::int64_t last) {
+  const hn::ScalableTag<float> d;
+  using V = hn::Vec<decltype(d)>;
+  V acc[MR][NV];
+#pragma GCC unroll 8
+  for (int i = 0; i < MR; ++i) {
+#pragma GCC unroll 8
+    for (int j = 0; j < NV; ++j) acc[i][j] = hn::Zero(d);
+  }
+  const float *a = x.a, *b = x.b;
+  for (std::int64_t left = x.depth; left > 0; left -= x.width, a += x.step, b += x.width * x.ldb) {
+    accumulate<false, MR, NV>(d, a, x.lda, b, x.ldb, std::min(left, x.width), acc);
+  }
+  store_tile(d, acc, c, ldc, last);
+}
+
+template <int NV>
+HWY_NOINLINE void panels_strip(std::int64_t M, PanelOperand x, float* c, std::int64_t ldc, std::int64_t last) {
+  for (std::int64_t left = M, mr = 0; left > 0; left -= mr) {
+    if (left >= kMR && (kMR != 6 || left != 8)) {
+      panels_tile<kMR, NV>(x, c, ldc, last);
+      mr = kMR;
+    } else if (kMR > 4 && left >= 4) {
+      panels_tile<4, NV>(x, c, ldc, last);
+      mr = 4;
+    } else {
+      panels_tile<1, NV>(x, c, ldc, last);
+      mr = 1;
+    }
+    x.a += mr * x.lda;
+    c += mr * ldc;
+  }
+}
+
+// c[M, N] = a b, the sum over all panels in registers. b and c as for gemm.
+inline HWY_NOINLINE void gemm_panels(std::int64_t M, std::int64_t N, PanelOperand x, float* c, std::int64_t ldc) {
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>()));
+  for (std::int64_t j = 0; j < N;) {
+    const bool wide = N - j > (kNV - 1) * lanes;
+    const std::int64_t width = wide ? kNV * lanes : lanes, last = std::min(lanes, N - j - (width - lanes));
+    if (wide) {
+      panels_strip<kNV>(M, x, c + j, ldc, last);
+    } else {
+      panels_strip<1>(M, x, c + j, ldc, last);
+    }
+    x.b += width;
     j += width;
   }
 }

@@ -328,6 +328,10 @@ inline HWY_NOINLINE void scale_columns_of(float* st, std::int64_t lt, std::int64
   }
 }
 
+// As kSegmentRange. A sum of 32 gates of about -0.8, log sigmoids of a normal variable, stays within this, so that the
+// backward's chunks are seldom cut.
+constexpr float kDeltaSegmentRange = 40.0F;
+
 // In: the tiles of load_chunk. Out: st, decay, N and ne; with want_q also P and qe; General: st1, N1 (zero on the
 // diagonal), P1. N is strictly lower, P lower; what lies above is not written, except that the backward gets zeros.
 //
@@ -389,12 +393,21 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
         std::copy(t.eg, t.eg + lt, t.en);
       }
       std::fill(t.decay, t.decay + kp, t.eg[C - 1]);
+      const hn::ScalableTag<double> dd;
+      const hn::Rebind<float, decltype(dd)> df;
+      const std::int64_t doubles = static_cast<std::int64_t>(hn::Lanes(dd));
       for (std::int64_t i = 0; i < C; ++i) {
         float* m = t.mask + i * lt;
-        // Clamped above the diagonal, where the difference is positive and nobody reads the result.
         const std::int64_t n = pad_up(i + 1);
-        for (std::int64_t j = 0; j < n; ++j) m[j] = j <= i ? static_cast<float>(t.gsum[i] - t.gsum[j]) : 0.0F;
-        for (std::int64_t j = 0; j < n; j += lanes) hn::StoreU(exp_v(d, hn::LoadU(d, m + j)), d, m + j);
+        const auto gi = hn::Set(dd, t.gsum[i]);
+        for (std::int64_t j = 0; j < n; j += doubles) {
+          hn::StoreU(hn::DemoteTo(df, hn::Sub(gi, hn::LoadU(dd, t.gsum + j))), df, m + j);
+        }
+        for (std::int64_t j = 0; j < n; j += lanes) {
+          // Clamped above the diagonal, where the difference is positive and nobody reads the result.
+          const auto below = hn::FirstN(d, static_cast<std::size_t>(std::max<std::int64_t>(i + 1 - j, 0)));
+          hn::StoreU(exp_v(d, hn::IfThenElseZero(below, hn::LoadU(d, m + j))), d, m + j);
+        }
         const auto apply = [&](const float* by, float* a, std::int64_t count) HWY_ATTR {
           for (std::int64_t j = 0; j < count; j += lanes) {
             hn::StoreU(hn::Mul(hn::LoadU(d, by + j), hn::LoadU(d, a + j)), d, a + j);
@@ -417,7 +430,7 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
       }
     }
   } else {
-    const auto one = hn::Set(d, 1.0F), range = hn::Set(d, kSegmentRange);
+    const auto one = hn::Set(d, 1.0F), range = hn::Set(d, kDeltaSegmentRange);
     float* rel = t.rel;
     float* next = t.rel + kp;
     std::fill(t.ep, t.ep + kp, 1.0F);

@@ -43,6 +43,9 @@ inline constexpr std::int64_t kBackwardHeads = 8;
 struct DeltaBackwardPlan {
   std::int64_t panels = 0, segment_rows = 0, segments = 0, group = 1, groups = 0,
                slots = 0;  // group: key heads per task
+  // Between rows of values. Were it a power of two, strips of the update of D would share a few sets of L1, which took
+  // a seventh longer.
+  std::int64_t ldv = 0;
   bool keep_x = false;
 };
 
@@ -50,6 +53,7 @@ inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads,
   DeltaBackwardPlan b;
   b.segment_rows = segment_rows;
   b.panels = pad_up(p.V, kBV) / kBV;
+  b.ldv = b.panels * kBV + kPad;
   const auto segments_of = [&](std::int64_t tokens) { return (tokens * p.R + segment_rows - 1) / segment_rows; };
   b.segments = std::max<std::int64_t>(1, segments_of(longest_sequence(p)));
   std::int64_t existing = 0;
@@ -64,9 +68,10 @@ inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads,
   };
   // States and x together must stay below q, k, v, do and the gradients of the first three.
   const auto fits = [&](bool x) {
-    const std::int64_t kept = b.slots * b.group * p.group() * b.segments * b.panels * kBV * 4;
+    const std::int64_t kept = b.slots * b.group * p.group() * b.segments * 4;
+    const std::int64_t floats = b.panels * kBV * pad_up(p.K) + (x ? segment_rows * b.ldv : 0);
     const std::int64_t row = static_cast<std::int64_t>(size_of(p.q.dtype)) * (4 * p.H * p.K + 3 * p.HV * p.V);
-    return kept * (pad_up(p.K) + (x ? segment_rows : 0)) <= p.B * p.T * p.R * row;
+    return kept * floats <= p.B * p.T * p.R * row;
   };
   divide(1);
   b.keep_x = fits(true);
@@ -129,7 +134,7 @@ struct DeltaBackwardTiles {
 
   void carve(Arena& arena, const DeltaProblem& p, const DeltaBackwardPlan& b) {
     const std::int64_t kp = pad_up(p.K), lt = token_ld(kBackwardBT), rows = token_rows_padded(kBackwardBT);
-    const std::int64_t ldv = b.panels * kBV, state = b.panels * kp * kBV;
+    const std::int64_t ldv = b.ldv, state = b.panels * kp * kBV;
     const bool general = p.erase == Erase::General;
     for (DeltaTiles& t : chunk) t.carve(arena, p, kBackwardBT, true);
     sums.carve(arena, p, kSegmentRows);
@@ -163,6 +168,21 @@ struct DeltaBackwardTiles {
     values = arena.floats(2 * ldv);
     o = arena.floats(kBackwardBT * kBV);
     tmp = arena.floats((kPad + 4) * pad_up(std::max(p.K, p.V)));
+  }
+  // A group of one value head has its sums where the vectors' gradients are, one chunk at a time.
+  GroupSums group_sums(const DeltaProblem& p) const {
+    GroupSums s = sums;
+    if (p.group() > 1) return s;
+    s.dq = dq;
+    if (p.erase == Erase::General) {
+      s.dr = dn;
+      s.dw = u;
+      s.dk = u1;
+    } else {
+      if (p.erase == Erase::Other) s.dr = dn;
+      (p.w ? s.dw : s.dk) = u;
+    }
+    return s;
   }
 };
 
@@ -272,10 +292,15 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
                    {newest ? nullptr : u, kp}, u, kp);
       }
       float* own = u + first * kp;
-      gemm<true>(last - first, K, {}, {dp + first * lt + first, lt, qa, kp, last - first}, Tri::Upper,
-                 {newest ? nullptr : own, kp}, own, kp);
-      gemm<true>(std::min(last - first, users), K, {}, {dn + lo * lt + first, lt, na, kp, users}, Tri::Upper, {own, kp},
-                 own, kp);
+      const Operand by_q{dp + first * lt + first, lt, qa, kp, last - first};
+      const Operand by_n{dn + lo * lt + first, lt, na, kp, users};
+      const Start begin{newest ? nullptr : own, kp};
+      if (users == last - first && lo == first) {
+        gemm<true>(last - first, K, by_q, by_n, Tri::UpperPair, begin, own, kp);
+      } else {
+        gemm<true>(last - first, K, {}, by_q, Tri::Upper, begin, own, kp);
+        gemm<true>(std::min(last - first, users), K, {}, by_n, Tri::Upper, {own, kp}, own, kp);
+      }
     };
     from(w.dP, w.dN, w.u);
     if (kGeneral) from(w.dP1, w.dN1, w.u1);
@@ -289,12 +314,13 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
                                        DeltaTiles& t, const DeltaInputs& in, const DeltaGradients& grad,
                                        const Rows& do_, const Rows& o, std::int64_t t0, std::int64_t C,
                                        const float* states, float* D_all, const float* x, const float* v,
-                                       std::int64_t sum_row, bool begin, const GateSums& gate_sums) {
+                                       const GroupSums& sums, std::int64_t sum_row, bool begin,
+                                       const GateSums& gate_sums, Prefetcher* ahead) {
   constexpr bool kGeneral = kKind == DeltaKind::General;
   constexpr std::int64_t BT = kBackwardBT;
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  const std::int64_t K = p.K, V = p.V, R = p.R, kp = pad_up(K), lt = token_ld(BT), ldv = b.panels * kBV;
+  const std::int64_t K = p.K, V = p.V, R = p.R, kp = pad_up(K), lt = token_ld(BT), ldv = b.ldv;
   const std::int64_t panel_size = kp * kBV, shift = reads_before_decay(p) ? 1 : 0;
   const bool want_gate = grad.gate();
   const auto width_of = [&](std::int64_t i) { return std::min(kBV, V - i * kBV); };
@@ -344,27 +370,19 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
 
   const bool want_sum = want_gate && kGate != KeyGate::None;
   if (want_sum) std::fill(w.partial, w.partial + (kGate == KeyGate::Channel ? K : 1) * kPad, 0.0F);
-  // Two panels at a time: half the sums over V in between go through memory.
-  for (std::int64_t i = 0; i < b.panels; i += 2) {
-    const std::int64_t n = std::min<std::int64_t>(2, b.panels - i);
-    const auto over_values = [&](const float* panels, const float* columns, std::int64_t ld, std::int64_t count,
-                                 float* to) HWY_ATTR {
-      const auto operand = [&](std::int64_t m) {
-        return Operand{panels + m * panel_size, kBV, columns + m * kBV * ld, ld, width_of(m)};
-      };
-      gemm<false>(K, count, operand(i), n > 1 ? operand(i + 1) : Operand{}, Tri::None, {i == 0 ? nullptr : to, ld}, to,
-                  ld);
-    };
-    over_values(states, w.dyt, kPairLd, BT + C, w.sdy);
-    over_values(D_all, w.xt, lt, C, w.dx);
-    if (kGeneral) over_values(D_all, w.vt, lt, C, w.dx1);
-    for (std::int64_t m = i; m < i + n; ++m) {
-      const std::int64_t padded = pad_up(width_of(m));
-      float* D = D_all + m * panel_size;
-      if (want_sum) add_products<kGate>(states + m * panel_size, D, K, padded, w.partial);
-      gemm<true>(K, padded, {t.q0, kp, w.do_ + m * kBV, ldv, C}, {t.n0, kp, w.y + m * kBV, ldv, C}, Tri::None,
-                 {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV);
-    }
+  const auto over_values = [&](const float* panels, const float* columns, std::int64_t ld, std::int64_t count,
+                               float* to) HWY_ATTR {
+    gemm_panels(K, count, {panels, kBV, kBV, panel_size, columns, ld, V}, to, ld);
+  };
+  over_values(states, w.dyt, kPairLd, BT + C, w.sdy);
+  over_values(D_all, w.xt, lt, C, w.dx);
+  if (kGeneral) over_values(D_all, w.vt, lt, C, w.dx1);
+  for (std::int64_t i = 0; i < b.panels; ++i) {
+    const std::int64_t padded = pad_up(width_of(i));
+    float* D = D_all + i * panel_size;
+    if (want_sum) add_products<kGate>(states + i * panel_size, D, K, padded, w.partial);
+    gemm<true>(K, padded, {t.q0, kp, w.do_ + i * kBV, ldv, C}, {t.n0, kp, w.y + i * kBV, ldv, C}, Tri::None,
+               {D, kBV, kGate == KeyGate::None ? nullptr : t.decay}, D, kBV, -1, ahead);
   }
   transpose(w.sdy, kPairLd, K, C, w.dq, kp);
   transpose(w.sdy + BT, kPairLd, K, C, w.dn, kp);
@@ -432,18 +450,28 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
     }
   }
 
+  const bool values = !kGeneral && (grad.dv || grad.dbeta || grad.dew), plain = values && !in.ew;
+  float* v_raw = w.do_;  // nobody reads do_ any more
+  if (plain) load_rows(in.v, t0, C, 0, V, v_raw, ldv);
   for (std::int64_t i = 0; i < C; ++i) {
     const std::int64_t at = i * kp;
-    if (grad.dq) accumulate_row(begin, w.dq + at, w.sums.dq + (sum_row + i) * kp, kp);
-    w.dbeta[i] = add_group_row<kKind>(p, grad, w.sums, begin, sum_row + i, t0 + i, t.beta[i], t.k + at,
+    if (grad.dq) accumulate_row(begin, w.dq + at, sums.dq + (sum_row + i) * kp, kp);
+    w.dbeta[i] = add_group_row<kKind>(p, grad, sums, begin, sum_row + i, t0 + i, t.beta[i], t.k + at,
                                       t.p != nullptr ? t.p + at : nullptr, t.eb != nullptr ? t.eb + at : nullptr,
                                       w.dn + at, w.u + at, kGeneral ? w.u1 + at : nullptr, scratch);
     if (grad.dw && writes_per_value_head(p)) {
-      store_row(w.sums.dw + (sum_row + i) * kp, grad.dw.at(t0 + i, 0), grad.dw.dtype, grad.dw.last, K);
+      store_row(sums.dw + (sum_row + i) * kp, grad.dw.at(t0 + i, 0), grad.dw.dtype, grad.dw.last, K);
     }
-    if (kGeneral || !(grad.dv || grad.dbeta || grad.dew)) continue;
-    store_value_row(in, grad, t0 + i, 0, V, t.beta[i], w.y + i * ldv, w.values, w.values + ldv, &w.dbeta[i]);
-    if (grad.dbeta) store_scalar(grad.dbeta, t0 + i, beta_chain(p, t.beta[i], w.dbeta[i]));
+    if (plain) {
+      w.dbeta[i] += dot_rows(w.y + i * ldv, v_raw + i * ldv, pad_up(V));
+    } else if (values) {
+      store_value_row(in, grad, t0 + i, 0, V, t.beta[i], w.y + i * ldv, w.values, w.values + ldv, &w.dbeta[i]);
+    }
+    if (values && grad.dbeta) store_scalar(grad.dbeta, t0 + i, beta_chain(p, t.beta[i], w.dbeta[i]));
+  }
+  if (plain && grad.dv) {
+    scale_rows(w.y, ldv, C, t.beta, w.y);
+    store_rows(w.y, ldv, grad.dv, t0, C, 0, V);
   }
 
   if constexpr (kGate != KeyGate::None) {
@@ -478,7 +506,7 @@ template <DeltaKind kKind, KeyGate kGate>
 HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
                                       std::int64_t n, std::int64_t h, std::int64_t heads, double* gate_partial) {
   constexpr std::int64_t BT = kBackwardBT;
-  const std::int64_t K = p.K, V = p.V, kp = pad_up(K), lt = token_ld(BT), ldv = b.panels * kBV, group = p.group();
+  const std::int64_t K = p.K, V = p.V, kp = pad_up(K), lt = token_ld(BT), ldv = b.ldv, group = p.group();
   const std::int64_t rows = token_rows_padded(BT), panel_size = kp * kBV, state_size = b.panels * panel_size;
   const bool before = reads_before_decay(p);
   const float scale = static_cast<float>(p.scale);
@@ -514,6 +542,10 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
   const auto kept_state = [&](std::int64_t j, std::int64_t segment) {
     return w.kept + (j * b.segments + segment) * state_size;
   };
+  const GroupSums sums = w.group_sums(p);
+  const auto store_sums =
+      [&](const DeltaGradients& grad, const DeltaTiles& t, std::int64_t row, std::int64_t t0, std::int64_t C)
+          HWY_ATTR { store_group_rows(p, grad, sums, row, t0, C, t.q, t.k, t.p, t.rq, t.rk, t.rp); };
   Prefetcher ahead;
   const auto kept_x = [&](std::int64_t j, std::int64_t t0) {
     return w.kept_x + (j * (b.segments - 1) * b.segment_rows + t0) * ldv;
@@ -554,7 +586,9 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
       const std::int64_t hv = h * group + j;
       const DeltaInputs in(p, n, hv);
       const DeltaGradients grad(p, n, hv);
-      const Rows do_ = delta_rows(p.do_, p, p.sequence(n), hv), o = delta_rows(p.backward_o, p, p.sequence(n), hv);
+      const Rows do_ = delta_rows(p.do_, p, p.sequence(n), hv);
+      Rows o = delta_rows(p.backward_o, p, p.sequence(n), hv);
+      o.stream = grad.dk.stream;
       GateSums gate_sums;
       if (gate_partial != nullptr) {
         gate_sums.dA_log = gate_partial + (n * p.HV + hv) * gate_sums_size(p);
@@ -573,16 +607,26 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
         run_chunk(in, t, t0, C, state_of(c), known, x_of(c), w.v != nullptr ? w.v + c * rows * ldv : nullptr,
                   c + 1 < chunks ? w.states + c * state_size : nullptr, nullptr);
       }
+      // What the next segment wants of x lies in one piece. Its rows of the inputs do not: asked for here, they hold up
+      // the products by as much as they gain.
+      ahead.clear();
+      const std::int64_t then = j + 1 < values ? segment : segment - 1;
+      if (b.keep_x && then >= 0 && then + 1 < segments) {
+        float* rows_of_x = kept_x((j + 1) % values, then * b.segment_rows);
+        ahead.add({reinterpret_cast<std::byte*>(rows_of_x), DType::F32, 0, 1}, 0, 1, 0, b.segment_rows * ldv);
+      }
+      ahead.spread(chunks * b.panels * (kBV / 16) * (K / kMR + 1));
       for (std::int64_t c = chunks - 1; c >= 0; --c) {
         const std::int64_t t0 = begin + c * BT, C = std::min(BT, length - t0);
-        delta_backward_chunk<kKind, kGate>(
-            p, b, w, w.chunk[c], in, grad, do_, o, t0, C, state_of(c), w.d + j * state_size, x_of(c),
-            w.v != nullptr ? w.v + c * rows * ldv : nullptr, c * BT, j % group == 0, gate_sums);
+        delta_backward_chunk<kKind, kGate>(p, b, w, w.chunk[c], in, grad, do_, o, t0, C, state_of(c),
+                                           w.d + j * state_size, x_of(c),
+                                           w.v != nullptr ? w.v + c * rows * ldv : nullptr, sums,
+                                           group == 1 ? 0 : c * BT, j % group == 0, gate_sums, &ahead);
+        if (group == 1) store_sums(grad, w.chunk[c], 0, t0, C);
       }
-      for (std::int64_t c = 0; (j + 1) % group == 0 && c < chunks; ++c) {
+      for (std::int64_t c = 0; group > 1 && (j + 1) % group == 0 && c < chunks; ++c) {
         const std::int64_t t0 = begin + c * BT, C = std::min(BT, length - t0);
-        const DeltaTiles& t = w.chunk[c];
-        store_group_rows(p, grad, w.sums, c * BT, t0, C, t.q, t.k, t.p, t.rq, t.rk, t.rp);
+        store_sums(grad, w.chunk[c], c * BT, t0, C);
       }
     }
   }

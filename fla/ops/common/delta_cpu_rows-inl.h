@@ -59,8 +59,9 @@ struct GroupSums {
   }
 };
 
-// sum = x or sum + x, n a multiple of the padding.
+// sum = x or sum + x, n a multiple of the padding. A sum of one may be x itself.
 inline HWY_NOINLINE void accumulate_row(bool begin, const float* x, float* sum, std::int64_t n) {
+  if (begin && x == sum) return;
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t c = 0; c < n; c += lanes) {
