@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <limits>
 #include <optional>
 
@@ -29,6 +30,7 @@ constexpr double kOfThatOnGpu = 0.3;    // where most of it is copies, and the c
 constexpr double kNarrow = 0.004;       // half width at which a row has been timed enough
 constexpr double kWide = 0.03;
 constexpr double kSampleMs = 1.0;  // short calls are timed several at once
+constexpr int kCallsOnGpu = 4;
 constexpr double kTurnMs = 100.0;
 constexpr double kShortMs = 20.0;
 constexpr double kReferenceMs = 8000.0;  // of the reference on the timed shape; beyond it a smaller one stands in
@@ -41,20 +43,28 @@ double load_average() {
   return getloadavg(load, 1) == 1 ? load[0] : 0.0;
 }
 
-// The device's own clock. What the second-level cache holds is replaced before a sample, and the write that does it
-// takes longer than a call's launches.
+// The device's own clock. Before each call what the second-level cache holds is replaced, by a write that takes longer
+// than the call's launches; the first call, which finds the device idle, is not timed.
 class DeviceClock final : public SampleClock {
  public:
   explicit DeviceClock(Device device)
       : flush_(check(gpu::allocate(4 * check(gpu::device_info(device.index)).l2_bytes, device.index))),
-        timer_(gpu::make_timer({nullptr, device.index})) {}
-  void begin() override {
-    check(flush_->fill(0, flush_->size(), std::byte{0}, {}));
-    timer_->start();
-  }
-  std::size_t end() override {
-    timer_->stop();
-    ms_.push_back(check(timer_->milliseconds()));
+        device_(device) {}
+  std::size_t take(int calls, const std::function<void()>& call) override {
+    while (timers_.size() < static_cast<std::size_t>(calls))
+      timers_.push_back(gpu::make_timer({nullptr, device_.index}));
+    flush();
+    call();
+    for (int i = 0; i < calls; ++i) {
+      flush();
+      cuda::Timer& t = *timers_[static_cast<std::size_t>(i)];
+      t.start();
+      call();
+      t.stop();
+    }
+    double ms = 0.0;
+    for (int i = 0; i < calls; ++i) ms += check(timers_[static_cast<std::size_t>(i)]->milliseconds());
+    ms_.push_back(ms);
     return ms_.size() - 1;
   }
   double wall_ms(std::size_t i) const override { return ms_[i]; }
@@ -62,8 +72,10 @@ class DeviceClock final : public SampleClock {
   bool disturbed(std::size_t /*i*/) const override { return false; }
 
  private:
+  void flush() { check(flush_->fill(0, flush_->size(), std::byte{0}, {nullptr, device_.index})); }
   std::unique_ptr<cuda::Memory> flush_;
-  std::unique_ptr<cuda::Timer> timer_;
+  Device device_;
+  std::vector<std::unique_ptr<cuda::Timer>> timers_;
   std::vector<double> ms_;
 };
 
@@ -230,9 +242,7 @@ std::size_t sample(Timed& t, bool of_base, SampleClock& watch) {
   const auto t0 = Clock::now();
   s.poison_outputs(t.backward);
   const auto workspace = s.workspace(side);
-  watch.begin();
-  for (int i = 0; i < t.calls; ++i) side.run(workspace, t.backward);
-  const std::size_t index = watch.end();
+  const std::size_t index = watch.take(t.calls, [&] { side.run(workspace, t.backward); });
   if (const std::string bad = s.differing(of_base ? t.expected_base : t.expected_new, t.backward); !bad.empty())
     t.row->error =
         fmt::format("{}: {} of a timed run is not what the first run gave", of_base ? "base" : "candidate", bad);
@@ -266,7 +276,10 @@ void first_runs(Timed& t, DType dtype) {
       t.row->error = fmt::format("{} differs from the base's at this shape: R {:.3g}, limit {:.3g}: skipped work?",
                                  s.names[i].name, d.R, d.limit);
   }
-  if (s.on_gpu()) return;  // its clock is exact enough for one call
+  if (s.on_gpu()) {
+    t.calls = kCallsOnGpu;
+    return;
+  }
   const auto t0 = Clock::now();
   s.base.run(s.workspace(s.base), t.backward);
   const double once = since_ms(t0);

@@ -3,11 +3,12 @@
 
 #include <chrono>
 #include <cstddef>
+#include <functional>
 #include <vector>
 
 namespace fla::tools {
 
-// What times samples, each from begin() to end().
+// What times samples, each of some calls.
 class SampleClock {
  public:
   SampleClock() = default;
@@ -15,8 +16,7 @@ class SampleClock {
   SampleClock(const SampleClock&) = delete;
   SampleClock& operator=(const SampleClock&) = delete;
 
-  virtual void begin() = 0;
-  virtual std::size_t end() = 0;  // the index of the sample that ends now
+  virtual std::size_t take(int calls, const std::function<void()>& call) = 0;  // the sample's index
   virtual double wall_ms(std::size_t i) const = 0;
   virtual double took_ms(std::size_t i) const = 0;  // without waits, where they can be taken off
   virtual bool disturbed(std::size_t i) const = 0;
@@ -35,8 +35,13 @@ class Stopwatch final : public SampleClock {
   Stopwatch(const Stopwatch&) = delete;
   Stopwatch& operator=(const Stopwatch&) = delete;
 
-  void begin() override;
-  std::size_t end() override;
+  std::size_t take(int calls, const std::function<void()>& call) override {
+    begin();
+    for (int i = 0; i < calls; ++i) call();
+    return end();
+  }
+  void begin();
+  std::size_t end();
   double wall_ms(std::size_t i) const override { return ms(spans_[i].end - spans_[i].begin); }
   double took_ms(std::size_t i) const override { return ms(spans_[i].took); }
   bool disturbed(std::size_t i) const override { return spans_[i].disturbed; }
