@@ -17,9 +17,12 @@ import importlib
 import json
 import time
 
-import torch
-import torch.nn.functional as F
-import triton
+try:
+    import torch
+    import torch.nn.functional as F
+    import triton
+except ImportError as e:
+    raise SystemExit(f'compare-fla: needs torch and triton beside FLA: {e}')
 
 SHAPES = {
     'B1_T8192_H96_D128': (1, 8192, 96, 128), 'B2_T16384_H16_D128': (2, 16384, 16, 128),

@@ -63,6 +63,10 @@ rerun() {
   return $rc
 }
 
+if [[ ! -x $bin/fla || ! -x $bin/fla_gate || ! -x $bin/fla_cuda_test ]]; then
+  echo "gpu-check: $bin: expected fla, fla_gate and fla_cuda_test there: build them with make cuda, or name the folder with -b" >&2
+  exit 2
+fi
 "$bin/fla" doctor >/dev/null || exit 2
 if ! why=$("$bin/fla" explain chunk_gla --shape T=64,H=1,D=64 --device cuda 2>&1) && [[ $why != *"diag"* ]]; then
   echo "gpu-check: no GPU that can be used: $why" >&2

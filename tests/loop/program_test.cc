@@ -174,6 +174,26 @@ class LoopProgram : public ::testing::Test {
   fs::path dir_, repo_;
 };
 
+TEST_F(LoopProgram, InitRefusesWhatIsWrongBeforeItMakesAnything) {
+  const std::pair<Words, const char*> bad[] = {
+      {{"--device", "tpu"}, "device: expected cpu or cuda, got 'tpu'"},
+      {{"--dtype", "f64"}, "dtype: expected f32 or bf16 or f16, got 'f64'"},
+      {{"--threads", "few"}, "threads: expected all or a number, got 'few'"},
+      {{"--cap", "0"}, "iteration cap: expected a number of iterations, got '0'"},
+  };
+  for (const auto& [more, text] : bad) {
+    Words w = init();
+    w.insert(w.end(), more.begin(), more.end());
+    const Ended r = fla(w);
+    EXPECT_EQ(r.code, 2) << text;
+    EXPECT_NE(r.err.find(text), std::string::npos) << r.err;
+  }
+  EXPECT_EQ(fla(init("no-such-shape")).code, 2);
+  EXPECT_EQ(git({"branch", "--show-current"}), "main");
+  EXPECT_EQ(git({"status", "--porcelain"}), "");
+  EXPECT_EQ(git({"branch", "--list", "fla-loop/*"}), "");
+}
+
 // ---- verify --base
 
 TEST_F(LoopProgram, BaseIsProvenByItsCommitAndComparedRowByRow) {

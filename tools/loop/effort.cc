@@ -22,13 +22,13 @@ const std::vector<ContractField>& contract_fields() {
       {"kernel scope", "--scope", "files that an iteration may change: patterns separated by commas"},
       {"device", "--device", "where calls are timed: cpu or cuda"},
       {"dtype", "--dtype", "of q, k and v: f32, bf16 or f16"},
+      {"threads", "--threads", "of a timed call: all, or a number; one thread can be timed on a busy machine"},
       {"validation command", "", "what proves a candidate right"},
       {"benchmark command", "", "what times it"},
       {"promotion criteria", "--criteria", "what must hold before the change is shipped"},
       {"coverage shapes", "--coverage", "shapes that promotion times beside the target's"},
       {"iteration cap", "--cap", "iterations after which the effort must conclude"},
       {"machine", "--machine", "machine whose figures decide"},
-      {"threads", "--threads", "of a timed call: all, or a number; one thread can be timed on a busy machine"},
       {"frozen scope", "", "what may not change"}};
   return fields;
 }
@@ -157,19 +157,25 @@ std::vector<std::string> Contract::missing() const {
   for (const auto& f : contract_fields())
     if ((*this)[f.key].empty())
       list.push_back(fmt::format("{}: {}{}", f.key, f.doc, *f.option != '\0' ? fmt::format(" ({})", f.option) : ""));
-  const auto wrong = [&](const char* key, bool bad, const std::string& expected) {
+  for (auto& text : wrong()) list.push_back(std::move(text));
+  return list;
+}
+
+std::vector<std::string> Contract::wrong() const {
+  std::vector<std::string> list;
+  const auto look = [&](const char* key, bool bad, const std::string& expected) {
     if (bad && !(*this)[key].empty())
       list.push_back(fmt::format("{}: expected {}, got '{}'", key, expected, (*this)[key]));
   };
-  wrong("target speedup", target_speedup() == 0, "a number above 1");
-  wrong("iteration cap", cap() == 0, "a number of iterations");
-  wrong("threads", threads() < 0, "all or a number");
+  look("target speedup", target_speedup() == 0, "a number above 1");
+  look("iteration cap", cap() == 0, "a number of iterations");
+  look("threads", threads() < 0, "all or a number");
   const auto one_of = [&](const char* key, const std::vector<std::string>& words) {
-    wrong(key, std::ranges::find(words, (*this)[key]) == words.end(), join(words, " or "));
+    look(key, std::ranges::find(words, (*this)[key]) == words.end(), join(words, " or "));
   };
   one_of("device", {"cpu", "cuda"});
   one_of("dtype", {"f32", "bf16", "f16"});
-  for (const auto& m : target_modes()) wrong("target modes", m != "fwd" && m != "fwdbwd", "fwd, fwdbwd or both");
+  for (const auto& m : target_modes()) look("target modes", m != "fwd" && m != "fwdbwd", "fwd, fwdbwd or both");
   return list;
 }
 

@@ -25,6 +25,7 @@ struct Contract {
   std::map<std::string, std::string> values;
   std::string operator[](const std::string& key) const;
   std::vector<std::string> missing() const;  // names of fields that nobody has filled, or not as they must be
+  std::vector<std::string> wrong() const;    // of these the latter: "device: expected cpu or cuda, got 'tpu'"
   std::vector<std::string> scope() const;    // patterns of the kernel's files
   std::vector<std::string> target_modes() const;
   double target_speedup() const;  // 0: not a number

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "fla/registry/registry.h"
+#include "tools/bench_shapes.h"
 #include "tools/loop/commands.h"
 #include "tools/loop/session.h"
 
@@ -18,7 +19,10 @@ std::string defaults_for(const Session& s, const std::string& field, const Contr
   if (field == "target modes") return spec.backward.empty() ? "fwd" : "fwd, fwdbwd";
   if (field == "validation command") return "fla gate " + s.op + (c.on_gpu() ? " --device cuda" : "");
   if (field == "benchmark command")
-    return "fla verify --op " + s.op + " --base BEST" + (c.on_gpu() ? " --device cuda" : "");
+    return fmt::format("fla verify --op {} --base BEST --shapes {} --modes {}{}{}{}", s.op, c["target shapes"],
+                       join(c.target_modes(), ","), c.on_gpu() ? " --device cuda" : "",
+                       c["dtype"] == "f32" ? "" : " --dtype " + c["dtype"],
+                       c.threads() > 0 ? " --threads " + c["threads"] : "");
   if (field == "device") return "cpu";
   if (field == "dtype") return c.on_gpu() ? "bf16" : "f32";
   if (field == "coverage shapes" && c.on_gpu()) return spec.find_arg("cu_seqlens") != nullptr ? "gpu,varlen" : "gpu";
@@ -27,6 +31,14 @@ std::string defaults_for(const Session& s, const std::string& field, const Contr
   if (field == "threads") return "all";
   if (field == "frozen scope") return "tools/frozen_scope.txt";
   return "";
+}
+
+// What is filled must be right, and possible here, before anything is made for it.
+void require_sound(const Contract& c) {
+  if (const auto wrong = c.wrong(); !wrong.empty()) refuse("loop init: {}", join(wrong, "; "));
+  device_of(CallOptions{.device = c["device"]});
+  for (const char* shapes : {"target shapes", "coverage shapes"})
+    if (!c[shapes].empty()) bench_shapes(c[shapes], "", "");
 }
 
 // The effort's branch, made from a clean HEAD; or the one that is checked out, whose contract was not complete.
@@ -52,18 +64,20 @@ int loop_init(const InitOptions& o) {
     if (!fs::exists(o.file)) refuse("--file: cannot read '{}'", o.file);
     given = parse_contract(read_text(o.file), o.file);
   }
-  enter_branch(s);
-  if (!s.repo.clean()) refuse("loop init: the work tree has changes outside the records: a baseline is a commit");
-  const std::string commit = s.head();
   Contract& c = s.effort.contract;
+  const std::string commit = s.head();
   for (const auto& f : contract_fields()) {
     std::string& value = c.values[f.key];
+    if (*f.option == '\0') value.clear();  // follows from the others
     if (const std::string v = given[f.key]; !v.empty()) value = v;
     if (const auto it = o.fields.find(f.key); it != o.fields.end() && !it->second.empty()) value = it->second;
     if (value.empty()) value = defaults_for(s, f.key, c, commit);
   }
   c.values["operator"] = s.op;
   c.values["baseline"] = commit;
+  require_sound(c);
+  enter_branch(s);
+  if (!s.repo.clean()) refuse("loop init: the work tree has changes outside the records: a baseline is a commit");
   const auto write_draft = [&] { write_text(s.records / "docs" / "draft.md", render_contract(c)); };
   if (!c.missing().empty()) {
     write_draft();
