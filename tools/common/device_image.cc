@@ -56,6 +56,11 @@ DeviceImage::~DeviceImage() {
 void DeviceImage::add(const TensorView& host, const std::string& name, bool written) {
   if (host.numel() == 0) return;
   const auto [begin, end] = extent(host);
+  for (Region& r : regions_) {  // a tensor of several calls
+    if (r.begin != begin || r.end != end || r.names != name) continue;
+    r.written |= written;
+    return;
+  }
   regions_.push_back({begin, end, written, name});
 }
 
@@ -69,7 +74,7 @@ Status DeviceImage::lay_out() {
     }
     joined.back().end = std::max(joined.back().end, r.end);
     joined.back().written |= r.written;
-    if (joined.back().names.find(r.names) == std::string::npos) joined.back().names += ", " + r.names;
+    joined.back().names += ", " + r.names;
   }
   regions_ = std::move(joined);
   std::size_t at = kGuard;

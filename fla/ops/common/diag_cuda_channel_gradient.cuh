@@ -15,6 +15,21 @@
 
 namespace fla::cuda {
 
+// y += W X, or W^T X, of a block of 16 x 16 weights and 16 rows of 16 channels.
+template <bool TRANS, typename T>
+FLA_DEVICE void add_block(FragC (&y)[2], const Shared<T>& weights, int ld_weights, const Shared<T>& rows, int ld_rows) {
+  FragA<T> w;
+  FragB<T> b0, b1;
+  if constexpr (TRANS) {
+    load_a_trans(w, weights, ld_weights);
+  } else {
+    load_a(w, weights, ld_weights);
+  }
+  load_b_trans(b0, b1, rows, ld_rows);
+  mma(y[0], w, b0);
+  mma(y[1], w, b1);
+}
+
 template <int D>
 struct ChannelGradientTiles {
   static constexpr int kBT = kStateChunk, kBlocks = kBT / 16, kWarps = D / 16, kThreads = 32 * kWarps;
@@ -516,12 +531,7 @@ diag_channel_gradient_kernel(const GradientParams x) {
         }
         if (c == i) break;
         decay_block(o, c);
-        FragA<T> w;
-        FragB<T> b0, b1;
-        load_a(w, B + (16 * i * kLdP + 16 * c), kLdP);
-        load_b_trans(b0, b1, k + (16 * c * kLd + channel), kLd);
-        mma(o[0], w, b0);
-        mma(o[1], w, b1);
+        add_block<false>(o, B + (16 * i * kLdP + 16 * c), kLdP, k + (16 * c * kLd + channel), kLd);
       }
       FragC inner[2];
       clear(inner[0]);
@@ -530,12 +540,7 @@ diag_channel_gradient_kernel(const GradientParams x) {
       if (exact) {
         exact_gradient<T, false>(B + (16 * i * kLdP + 16 * i), kLdP, L, here.k, inner);
       } else {
-        FragA<T> w;
-        FragB<T> b0, b1;
-        load_a(w, B + (16 * i * kLdP + 16 * i), kLdP);
-        load_b_trans(b0, b1, k + (16 * i * kLd + channel), kLd);
-        mma(inner[0], w, b0);
-        mma(inner[1], w, b1);
+        add_block<false>(inner, B + (16 * i * kLdP + 16 * i), kLdP, k + (16 * i * kLd + channel), kLd);
       }
       FragC dq[2];
       FLA_UNROLL
@@ -587,24 +592,14 @@ diag_channel_gradient_kernel(const GradientParams x) {
     FLA_ROLL
     for (int i = kBlocks - 1; i > c; --i) {
       decay_block(y, i);
-      FragA<T> w;
-      FragB<T> b0, b1;
-      load_a_trans(w, B + (16 * i * kLdP + 16 * c), kLdP);
-      load_b_trans(b0, b1, q + (16 * i * kLd + channel), kLd);
-      mma(y[0], w, b0);
-      mma(y[1], w, b1);
+      add_block<true>(y, B + (16 * i * kLdP + 16 * c), kLdP, q + (16 * i * kLd + channel), kLd);
     }
     FragC inner[2];
     clear(inner[0]);
     clear(inner[1]);
     const bool exact = is_bad(c);
     if (!exact) {
-      FragA<T> w;
-      FragB<T> b0, b1;
-      load_a_trans(w, B + (16 * c * kLdP + 16 * c), kLdP);
-      load_b_trans(b0, b1, q + (16 * c * kLd + channel), kLd);
-      mma(inner[0], w, b0);
-      mma(inner[1], w, b1);
+      add_block<true>(inner, B + (16 * c * kLdP + 16 * c), kLdP, q + (16 * c * kLd + channel), kLd);
     }
     float L[2][4];
     const std::uint32_t closed = here.running_sums(p.gk.type, L);
@@ -666,18 +661,13 @@ diag_channel_gradient_kernel(const GradientParams x) {
   }
 }
 
-template <typename T, int D>
-Status launch_channel_gradient(const GradientParams& x, Stream stream) {
-  return launch<diag_channel_gradient_kernel<T, D>>({.name = "diag_channel_gradient",
-                                                     .grid = {chunk_slots(x.p.T, x.p.N, x.p.cu.present()) * x.p.H},
-                                                     .threads = ChannelGradientTiles<D>::kThreads,
-                                                     .shared_bytes = ChannelGradientTiles<D>::kBytes},
-                                                    stream, x);
-}
-
 template <typename T>
 Status launch_diag_channel_gradient(const GradientParams& x, const DiagPlan& plan, Stream stream) {
-  return plan.key == 64 ? launch_channel_gradient<T, 64>(x, stream) : launch_channel_gradient<T, 128>(x, stream);
+  if (plan.key == 64)
+    return launch_by_chunk<diag_channel_gradient_kernel<T, 64>, ChannelGradientTiles<64>>("diag_channel_gradient", x,
+                                                                                          stream);
+  return launch_by_chunk<diag_channel_gradient_kernel<T, 128>, ChannelGradientTiles<128>>("diag_channel_gradient", x,
+                                                                                          stream);
 }
 
 }  // namespace fla::cuda

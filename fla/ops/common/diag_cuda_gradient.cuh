@@ -180,6 +180,16 @@ FLA_DEVICE void store_gradient(const DiagParams& p, const DiagTask& a, const Ope
   for (int block = 0; block < 4; ++block) store_block(p, a, to, vector, block, c0, count, x[block]);
 }
 
+// A block for each chunk and head.
+template <auto KERNEL, typename TILES>
+Status launch_by_chunk(const char* name, const GradientParams& x, Stream stream) {
+  return launch<KERNEL>({.name = name,
+                         .grid = {chunk_slots(x.p.T, x.p.N, x.p.cu.present()) * x.p.H},
+                         .threads = TILES::kThreads,
+                         .shared_bytes = TILES::kBytes},
+                        stream, x);
+}
+
 // Runs both, with segments in three passes; `workspace` of each as diag_run_bytes.
 Status diag_run_states(StateRuns runs, const DiagPlan& plan, Stream stream, void* const (&workspace)[2]);
 

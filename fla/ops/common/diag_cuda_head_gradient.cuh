@@ -267,18 +267,11 @@ diag_head_gradient_kernel(const GradientParams x) {
   }
 }
 
-template <typename T, int D>
-Status launch_head_gradient(const GradientParams& x, Stream stream) {
-  return launch<diag_head_gradient_kernel<T, D>>({.name = "diag_head_gradient",
-                                                  .grid = {chunk_slots(x.p.T, x.p.N, x.p.cu.present()) * x.p.H},
-                                                  .threads = HeadGradientTiles<D>::kThreads,
-                                                  .shared_bytes = HeadGradientTiles<D>::kBytes},
-                                                 stream, x);
-}
-
 template <typename T>
 Status launch_diag_head_gradient(const GradientParams& x, const DiagPlan& plan, Stream stream) {
-  return plan.key == 64 ? launch_head_gradient<T, 64>(x, stream) : launch_head_gradient<T, 128>(x, stream);
+  if (plan.key == 64)
+    return launch_by_chunk<diag_head_gradient_kernel<T, 64>, HeadGradientTiles<64>>("diag_head_gradient", x, stream);
+  return launch_by_chunk<diag_head_gradient_kernel<T, 128>, HeadGradientTiles<128>>("diag_head_gradient", x, stream);
 }
 
 }  // namespace fla::cuda
