@@ -247,6 +247,16 @@ struct ChunkTiles {
     v = tile(L::kV, L::kValue);
     scalars = shared<float>(stage * L::kStage + L::kS, kScalars<KP, CHANNEL>);
   }
+
+  // By which the chunk lets the state fall: this thread's two of the 8 key channels from c on.
+  FLA_DEVICE Vec<float, 2> decay(int c) const {
+    if constexpr (CHANNEL) {
+      return scalars.template load_vec<2>(kBT + c + frag_col(0));
+    } else {
+      const float fall = exp2_approx(scalars.load(5 * kBT - 1));
+      return {fall, fall};
+    }
+  }
 };
 
 // Where this lane's ldmatrix reads for load_b and load_b_trans at s. Tiles at constant distances from there cost no

@@ -116,12 +116,7 @@ delta_reverse_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) 
     barrier_arrive(1 + (warp_id() ^ 1), 64);
     FLA_UNROLL
     for (int j = 0; j < kKeys / 8; ++j) {
-      Vec<float, 2> decay = {};
-      if constexpr (CHANNEL) {
-        decay = tiles.scalars.template load_vec<2>(kBT + k_own + 8 * j + frag_col(0));
-      } else {
-        decay.x[0] = decay.x[1] = exp2_approx(tiles.scalars.load(5 * kBT - 1));
-      }
+      const Vec<float, 2> decay = tiles.decay(k_own + 8 * j);
       FLA_UNROLL
       for (int f = 0; f < 4; ++f) D[j].x[f] *= decay.x[f & 1];
     }

@@ -573,12 +573,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
     }
     FLA_UNROLL
     for (int j = 0; j < kKeyTiles; ++j) {
-      Vec<float, 2> decay = {};
-      if constexpr (CHANNEL) {
-        decay = tiles.scalars.template load_vec<2>(kBT + k_own + 8 * j + frag_col(0));
-      } else {
-        decay.x[0] = decay.x[1] = exp2_approx(tiles.scalars.load(5 * kBT - 1));
-      }
+      const Vec<float, 2> decay = tiles.decay(k_own + 8 * j);
       FLA_UNROLL
       for (int t = 0; t < TILES; ++t) {
         FLA_UNROLL
