@@ -2,9 +2,11 @@
 """Times fla.cpp and FLA's Triton operators in one process, in turns, on the same tensors of one GPU.
 
 usage: compare-fla.py LIBFLA.so OUT.json [--ops NAMES] [--shapes NAMES] [--modes fwd,fwdbwd] [--seconds N]
+       compare-fla.py --prepare [--ops NAMES] [--shapes NAMES]
 
-Needs torch, triton and einops, and the packages fla-core and flash-linear-attention, whose first calls tune for tens of
-seconds each. Both sides are timed by triton.testing.do_bench (events on the device, the cache cleared before each call).
+Needs torch, triton and einops, and the packages fla-core and flash-linear-attention, which compile and tune in the first
+call for minutes. --prepare only compiles what FLA's tuning will ask for, into Triton's cache: several processes may do it at
+once, one for each operator and shape, and the run that follows tunes by itself in seconds. Both sides are timed by triton.testing.do_bench (events on the device, the cache cleared before each call).
 Beside the times: the error R of every output and gradient of both against fla.cpp's reference in double on a smaller
 shape, the extra memory of a call, its first call, the time that a call keeps the CPU.
 
@@ -15,6 +17,7 @@ import argparse
 import ctypes as c
 import importlib
 import json
+import os
 import time
 
 try:
@@ -217,18 +220,43 @@ def errors(lib, op, mode):
     return found
 
 
+def tune_with(bench):
+    from triton.runtime.autotuner import Autotuner
+    Autotuner.do_bench = property(lambda _: bench)
+
+
+def prepare(a):
+    """Each configuration of each kernel runs once, and none is kept as the best."""
+    def once(call, quantiles):
+        call()
+        return [1.0] * 3
+    tune_with(once)
+    for op in a.ops.split(','):
+        for shape in a.shapes.split(','):
+            B, T, H, D = SHAPES[shape]
+            x = inputs_of(op, (1, min(T, 2048), H, D), torch.bfloat16, 'cuda')
+            with torch.no_grad():
+                fla_function(op)(x)
+            leaves = {k: v.requires_grad_() for k, v in x.items()}
+            o = fla_function(op)(leaves)
+            torch.autograd.grad(o, list(leaves.values()), torch.randn_like(o), allow_unused=True)
+            torch.cuda.synchronize()
+
+
 def main(argv=None):
     p = argparse.ArgumentParser()
-    p.add_argument('library')
-    p.add_argument('out')
+    p.add_argument('library', nargs='?')
+    p.add_argument('out', nargs='?')
+    p.add_argument('--prepare', action='store_true')
     p.add_argument('--ops', default=','.join(OPS))
     p.add_argument('--shapes', default=','.join(SHAPES))
     p.add_argument('--modes', default='fwd')
     p.add_argument('--seconds', type=float, default=1e9)
     a = p.parse_args(argv)
-    start = time.time()
-    lib = Library(a.library)
-    torch.cuda.synchronize()
+    if not a.prepare and a.out is None:
+        p.error('LIBFLA.so and OUT.json: expected both')
+    if a.prepare:
+        os.environ['FLA_CACHE_RESULTS'] = '0'  # before FLA is imported
     refuses = False
     try:
         chunk_o = importlib.import_module('fla.ops.common.chunk_o')
@@ -236,6 +264,13 @@ def main(argv=None):
         chunk_o.TRITON_ABOVE_3_4_0 = False
     except (ImportError, AttributeError):
         pass
+    if a.prepare:
+        prepare(a)
+        return
+    start = time.time()
+    lib = Library(a.library)
+    torch.cuda.synchronize()
+    tune_with(lambda call, quantiles: triton.testing.do_bench(call, warmup=5, rep=30, quantiles=quantiles))
     rows = []
     for op in a.ops.split(','):
         for shape in a.shapes.split(','):
@@ -264,7 +299,7 @@ def main(argv=None):
                     def both():
                         return torch.autograd.grad(theirs(leaves), list(leaves.values()), do, allow_unused=True)
                     run = forward if mode == 'fwd' else both
-                    t = time.time()
+                    t = time.time()  # tuning and all
                     run()
                     torch.cuda.synchronize()
                     row['fla_first_call_s'] = time.time() - t

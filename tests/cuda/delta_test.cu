@@ -369,6 +369,30 @@ TEST(CudaDeltaSegments, PackedWithEmptySequences) {
                   .state_v_first = true},
                  2);
 }
+// Of the segments some forget the state that enters them, from the first on, in a row, and with others between.
+TEST(CudaDeltaSegments, GatesThatForget) {
+  for (const float share : {0.04F, 0.3F}) {
+    check_segments({.T = 1000, .H = 1, .HV = 3, .strong_share = share, .strong = -60.0F, .zero_share = 0.6F}, 2);
+  }
+  check_segments({.T = 700, .H = 1, .HV = 1, .gate_divisor = 0.5F, .normalize = false}, 20);
+}
+// A gate that would forget beside a step that makes the state as much larger: e^g |1 - beta |k|^2| = 1.
+TEST(CudaDeltaSegments, GatesThatAStepUndoes) {
+  const DeltaCase c{.T = 200, .H = 1, .HV = 1, .K = 64, .V = 32, .normalize = false};
+  DeltaData d(c);
+  const auto fill = [](Twin& t, float x) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(t.view.numel()); ++i) t.set(i, x);
+    t.device->upload(t.host.data());
+  };
+  fill(d.k, 0.125F);
+  fill(d.beta, 17.0F);
+  fill(d.g, -std::log(16.0F));
+  ASSERT_TRUE(run_delta_reference(d.host).ok());
+  run_segments(d.device, 2);
+  // Nothing falls, so roundings add up.
+  EXPECT_LE(relative_rms(d.o.device_values(), d.o_ref.host_values()), 2.0 * kSixteen);
+  EXPECT_LE(relative_rms(d.ht.device_values(), d.ht_ref.host_values()), 2.0 * kSixteen);
+}
 TEST(CudaDeltaSegments, NoTokens) { check_segments({.T = 0, .H = 1, .HV = 1, .cu = {0, 0, 0}}, 2, 0.0); }
 TEST(CudaDeltaSegments, NoStates) {
   DeltaData d({.T = 130, .H = 1, .HV = 1, .gate_divisor = 16.0F, .initial = false});
@@ -393,6 +417,13 @@ TEST(CudaDeltaSegments, CutWhereHeadsAreFewAndSequencesLong) {
   EXPECT_NE(plan.text().find("time cut every "), std::string::npos) << plan.text();
   EXPECT_GT(delta_forward_workspace(p, info),
             delta_chunk_forward_workspace<bf16>(p, delta_chunk_plan(p, info, kDeltaColumns, 0)));
+  // Half of the transfers are expected to be forgotten where a head has a gate.
+  p.HV = 32;
+  EXPECT_EQ(delta_forward_plan(p, info).segments, 2);
+  p.g = {};
+  EXPECT_EQ(delta_forward_plan(p, info).segments, 1);
+  p.g = d.device.g;
+  p.HV = 8;
   p.h = p.h0;
   EXPECT_EQ(delta_forward_plan(p, info).segment, 0);
   p.h = {};

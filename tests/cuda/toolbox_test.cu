@@ -293,21 +293,23 @@ TEST(CudaToolbox, RaggedTiles) {
 }
 
 FLA_KERNEL(64, 1)
-warp_kernel(float* sum, float* prefix, float* rest, std::uint32_t* votes) {
+warp_kernel(float* sum, float* prefix, float* rest, std::uint32_t* votes, int* lowest) {
   const auto x = static_cast<float>(thread_id());
   sum[thread_id()] = warp_sum(x);
   prefix[thread_id()] = warp_prefix_sum(x);
   rest[thread_id()] = warp_max<8>(x) + 100.0F * shuffle(x, 3) + 10000.0F * shuffle_down(x, 1);
   votes[thread_id()] = ballot(thread_id() % 3 == 0);
+  lowest[thread_id()] = lowest_bit(0x80000001U << (thread_id() % 32));
 }
 
 TEST(CudaToolbox, WarpExchange) {
   const DeviceArray<float> sum(64), prefix(64), rest(64);
   const DeviceArray<std::uint32_t> votes(64);
+  const DeviceArray<int> lowest(64);
   for (int order = 0; order < kOrders; ++order) {
     use_order(order);
     const Status s = launch<warp_kernel>({.name = "warp", .grid = {1}, .threads = 64}, {}, sum.data(), prefix.data(),
-                                         rest.data(), votes.data());
+                                         rest.data(), votes.data(), lowest.data());
     ASSERT_TRUE(s.ok()) << s.message();
     const auto su = sum.get(), pr = prefix.get(), re = rest.get();
     const auto vo = votes.get();
@@ -315,6 +317,7 @@ TEST(CudaToolbox, WarpExchange) {
       const auto at = static_cast<std::size_t>(i);
       const int first = i / 32 * 32, n = i - first;
       EXPECT_EQ(su[at], static_cast<float>(32 * first + 496));
+      EXPECT_EQ(lowest.get()[at], n);
       EXPECT_EQ(pr[at], static_cast<float>((n + 1) * first + n * (n + 1) / 2));
       const int below = n == 31 ? i : i + 1;
       EXPECT_EQ(re[at], static_cast<float>((i | 7) + 100 * (first + 3) + 10000 * below));

@@ -92,6 +92,8 @@ FLA_DEVICE T shuffle_down(T v, int by) {
   return __shfl_down_sync(0xffffffffU, v, static_cast<unsigned>(by));
 }
 FLA_DEVICE std::uint32_t ballot(bool v) { return __ballot_sync(0xffffffffU, v); }
+// Number of the lowest bit that is set; x is not 0.
+FLA_DEVICE int lowest_bit(std::uint32_t x) { return __ffs(static_cast<int>(x)) - 1; }
 
 // ---- global memory
 

@@ -1,6 +1,7 @@
 // The machine of simt.cuh on the CPU. Included by simt.cuh only.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -171,6 +172,7 @@ FLA_DEVICE std::uint32_t ballot(bool v) {
   });
   return e.out;
 }
+FLA_DEVICE int lowest_bit(std::uint32_t x) { return std::countr_zero(x); }
 
 // ---- global memory
 

@@ -181,6 +181,8 @@ constexpr Paces kPacesOfHeads[] = {{kDeltaColumns, {3, {1.15, 1.55, 2.25}}, {3, 
 constexpr Paces kPacesOfChannels[] = {{kDeltaColumns, {2, {1.05, 2.2}}, {2, {0.8, 1.3}}},
                                       {kDeltaWide, {2, {1.7, 2.45}}, {2, {1.4, 1.9}}}};
 constexpr double kJoin = 0.8, kMoreKernels = 12.0;  // of a segment; of a call
+// Of the transfers' chunks, those that show at their segment's end where there is a gate per head.
+constexpr double kReached = 0.5;
 
 double us_of_chunk(const Pace& k, std::int64_t blocks, const DeviceInfo& device) {
   const std::int64_t each = ceil_div(blocks, std::max(device.sm_count, 1)), rest = each % k.resident;
@@ -207,7 +209,7 @@ DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
       double us = static_cast<double>(length) * us_of_chunk(paces.output, heads * segments * parts, device);
       if (segments > 1) {
         const std::int64_t blocks = heads * (segments - 1) * (parts + whole.width / paces.columns);
-        us += static_cast<double>(length) * us_of_chunk(paces.transfer, blocks, device) +
+        us += (p.g ? kReached : 1.0) * static_cast<double>(length) * us_of_chunk(paces.transfer, blocks, device) +
               static_cast<double>(segments) * kJoin + kMoreKernels;
       }
       if (least > 0.0 && us >= least) continue;

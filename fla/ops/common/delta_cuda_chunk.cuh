@@ -34,6 +34,8 @@ struct DeltaChunkSpace {
   // Where time is cut, an item per (segment, value head): delta_cuda_segment.cuh
   std::uint32_t* transfers;  // M^T as operand tiles, upper and lower halves in pairs of bf16
   float* ends;               // N, then the state at the segment's end, as accumulators: [value_tiles, KP / 8]
+  std::int32_t* passes;      // 0 where the segment forgets the state that enters it, and its M is not written
+  float* falls;              // gate per head, an item per (slot, value head): log2 of what a chunk leaves of a state
   std::int64_t segment;      // chunks
 };
 
@@ -357,6 +359,8 @@ std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool
   const auto segments = plan.segments > 1 ? static_cast<std::size_t>(delta_segment_slots(p, plan.segment) * p.HV) : 0;
   take(w.transfers, segments * width * width);
   take(w.ends, segments * values * width);
+  take(w.passes, segments);
+  take(w.falls, segments > 0 && p.g ? items : 0);
   w.segment = plan.segment;
   return bytes;
 }

@@ -42,7 +42,7 @@ FLA_DEVICE void invert_unit_lower(Shared<float> L, T* inverse) {
 // ---- no gate or one per head: a warp serves a chunk of a key head and its value heads. Nothing but L goes through
 // shared memory: the sum over channels may take them in any order, so a lane's 16 bytes of a row serve as they are.
 
-inline constexpr int kHeadPrologueWarps = 4, kHeadPrologueFloats = 4 * kBT + kBT * kLdL;
+inline constexpr int kHeadPrologueWarps = 4, kHeadPrologueFloats = 5 * kBT + kBT * kLdL;
 
 template <typename T, int KP>
 FLA_KERNEL(32 * kHeadPrologueWarps, 3)
@@ -54,7 +54,8 @@ delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::i
   const Chunk c = find_chunk(p, slot);
   if (c.rows == 0) return;
   const Shared<float> own = shared<float>(warp_id() * kHeadPrologueFloats * 4, kHeadPrologueFloats);
-  const Shared<float> sRk = own, sRq = own + kBT, sG = own + 2 * kBT, sBeta = own + 3 * kBT, sL = own + 4 * kBT;
+  const Shared<float> sRk = own, sRq = own + kBT, sG = own + 2 * kBT, sBeta = own + 3 * kBT, sKk = own + 4 * kBT,
+                      sL = own + 5 * kBT;
   const int g = lane_id() / 4, t = lane_id() % 4;
 
   // Tiles (m, n) of 16 x 8: (0, 0), (0, 1), (1, 0) to (1, 3).
@@ -108,9 +109,11 @@ delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::i
   }
   FLA_UNROLL
   for (int i = 0; i < 4; ++i) {
-    const float rk = inverse_norm(warp_sum<4>(k_squares[i])), rq = inverse_norm(warp_sum<4>(q_squares[i]));
+    const float kk_sum = warp_sum<4>(k_squares[i]), rk = p.normalize_k ? inverse_norm(kk_sum) : 1.0F;
+    const float rq = inverse_norm(warp_sum<4>(q_squares[i]));
     if (t == 0) {
-      sRk.store(8 * i + g, p.normalize_k ? rk : 1.0F);
+      sRk.store(8 * i + g, rk);
+      sKk.store(8 * i + g, rk * rk * kk_sum);
       sRq.store(8 * i + g, p.normalize_q ? rq : 1.0F);
     }
   }
@@ -130,6 +133,10 @@ delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::i
     sG.store(row, G);
     sBeta.store(row, beta);
     sync_warp();
+    if (w.falls != nullptr) {
+      const float fall = end + warp_sum(log2_rise(beta * sKk.load(row)));
+      if (row == 0) w.falls[at] = fall;
+    }
     float* scalars = w.scalars + at * (5 * kBT);
     const float decay = exp2_approx(G), rk = sRk.load(row);
     scalars[row] = beta * decay * rk;
@@ -385,6 +392,15 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
     if (p.h.present()) nt = first_state(p, g.n, shared<std::int64_t>(stages * L::kStage, L::kWarps + 1));
   }
 
+  Reach reach;
+  if constexpr (kTransfer) {
+    if constexpr (!CHANNEL) {
+      if (w.falls != nullptr) reach = find_reach(w.falls + (g.slot * p.HV + hv), p.HV, g.chunks);
+    }
+    if (part == 0 && thread_id() == 0) w.passes[number * p.HV + hv] = reach.passes ? 1 : 0;
+    if (keys && !reach.passes) return;
+  }
+
   const auto fetch = [&](int ic, int stage) {
     const int left = g.tokens - ic * kBT;
     if (left > 0) {
@@ -395,11 +411,11 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   };
   int free = stages - 1;
   if (!L::kLoader || warp_id() == L::kWarps) {
-    for (int i = 0; i < stages - 1; ++i) fetch(i, i);
+    for (int i = 0; i < stages - 1; ++i) fetch(reach.first + i, i);
   }
   if constexpr (L::kLoader) {
     if (warp_id() == L::kWarps) {
-      for (int ic = 0; ic * kBT < g.tokens; ++ic) {
+      for (int ic = reach.first; ic * kBT < g.tokens; ++ic) {
         wait_for_stage(stages);
         sync_threads();
         fetch(ic + stages - 1, free);
@@ -449,7 +465,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
         }
       }
     }
-  } else if (g.before == 0 && p.h0.present()) {
+  } else if (g.before == 0 && p.h0.present() && reach.passes) {
     each_state(v_count, [&](float& x, int c, int value) { x = p.h0.load(g.n, hv, c, value); });
   }
 
@@ -480,7 +496,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   };
 
   const int finals = g.last && p.ht.present() ? v_count : 0;  // channels whose final state is asked for
-  int stage = 0, ic = 0;
+  int stage = 0, ic = reach.first;
   for (; ic * kBT < g.tokens; ++ic) {
     if constexpr (!L::kLoader) wait_for_stage(stages);
     sync_threads();

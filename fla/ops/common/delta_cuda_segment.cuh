@@ -4,6 +4,10 @@
 //                       columns that start from 0. The first segment starts from h0 and needs no M.
 //   delta_join_kernel   S <- M S + N, segment after segment, in the place of N
 //   delta_chunk_kernel  in mode Output: every segment from its own state, in parallel
+// falls     A token's map of the state has norm at most e^g max(1, |1 - beta |k|^2|). Where the product of these over
+//           the tokens from a chunk to its segment's end is below 2^-256, a finite state that enters the chunk ends
+//           below 2^-128, outside fp32's normal numbers: N starts there from 0, M is 0 and is not formed. Gates per
+//           head that decay within a segment so save most of the transfers, with the same result.
 // numerics  M and the state that it meets are pairs of bf16, 16 bits together; their products and all else as there
 // causality a segment's state is a function of the tokens before it, and segments start at fixed tokens of a sequence
 #pragma once
@@ -11,6 +15,33 @@
 #include "fla/ops/common/delta_cuda_chunk.cuh"
 
 namespace fla::cuda {
+
+inline constexpr float kForgotten = -256.0F;
+
+// log2 of max(1, |1 - x|). NaN remains.
+FLA_DEVICE float log2_rise(float x) {
+  const float norm = x > 1.0F ? x - 1.0F : 1.0F - x;
+  return norm <= 1.0F ? 0.0F : log2_approx(norm);
+}
+
+// Of a segment, the first chunk that shows at its end; whether the state that enters the segment does.
+struct Reach {
+  int first = 0;
+  bool passes = true;
+};
+
+// `falls` of the segment's first chunk; the next chunk's is `stride` further.
+FLA_DEVICE Reach find_reach(const float* falls, std::int64_t stride, int chunks) {
+  float after = 0.0F;
+  for (int end = chunks; end > 0; end -= 32) {
+    const int c = end - 1 - lane_id();
+    const float to_end = after + warp_prefix_sum(c < 0 ? 0.0F : falls[c * stride]);
+    const std::uint32_t forgotten = ballot(c >= 0 && to_end <= kForgotten);
+    if (forgotten != 0) return {end - 1 - lowest_bit(forgotten), false};
+    after = shuffle(to_end, 31);
+  }
+  return {};
+}
 
 // ---- delta_join_kernel
 // grid     N * HV * tiles of 16 value channels in x; a warp has 16 key channels of the transposed state [16, KP]
@@ -53,15 +84,40 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       for (int i = 0; i < 4; ++i) to[e].x[i] = x.x[i];
     }
   };
-  load_ends(0, S);
-  load_ends(1, N);
-  load_transfers(1, M);
+  // Whether the segment's end depends on the one before it; asked for one after the other. Bit i of `passing` is
+  // segment 32 n + i.
+  std::uint32_t passing = 0;
+  const auto passes = [&](std::int64_t segment) {
+    if (segment >= segments - 1) return false;
+    if (segment == 1 || segment % 32 == 0) {
+      const std::int64_t mine = segment / 32 * 32 + lane_id();
+      passing = ballot(mine > 0 && mine < segments - 1 && w.passes[(slot + mine) * p.HV + hv] != 0);
+    }
+    return ((passing >> (segment % 32)) & 1) != 0;
+  };
+  const auto load = [&](std::int64_t segment) {
+    load_ends(segment, N);
+    load_transfers(segment, M);
+  };
+  bool now = passes(1), held = false;  // whether S is the state that enters the segment
+  int turn = 0;
+  if (now) load(1);
   for (std::int64_t segment = 1; segment < segments - 1; ++segment) {
-    if (segment + 1 < segments - 1) {
+    const bool next = passes(segment + 1);
+    if (!now) {
+      if (next) load(segment + 1);
+      now = next;
+      held = false;
+      continue;
+    }
+    if (!held) load_ends(segment - 1, S);
+    held = true;
+    if (next) {
       load_ends(segment + 1, next_N);
       load_transfers(segment + 1, next_M);
     }
-    const int buffer = static_cast<int>(segment % 2) * 4 * kJoinTile<KP>;
+    const int buffer = turn * 4 * kJoinTile<KP>;
+    turn ^= 1;
     const Shared<bf16> high = shared<bf16>(buffer, kJoinTile<KP>),
                        low = shared<bf16>(buffer + 2 * kJoinTile<KP>, kJoinTile<KP>);
     FLA_UNROLL
@@ -103,6 +159,7 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       FLA_UNROLL
       for (int i = 0; i < kKeyTiles; ++i) M[e][i] = next_M[e][i];
     }
+    now = next;
   }
 }
 
