@@ -31,7 +31,7 @@ struct DeltaCase {
   bool A_log = true, dt_bias = true;
   bool normalize = true;  // in the operator; else the keys are given normalised
   double beta_sigmoid = 0.0;
-  bool initial = true, state_v_first = false, states = false;
+  bool initial = true, state_gradient = true, state_v_first = false, states = false;
   std::int64_t h_chunk = 64;
   bool reverse = false, strided = false;
   DType state_type = DType::F32;
@@ -338,7 +338,7 @@ struct DeltaData {
     p.h = swapped(of(on_device ? h : h_ref), c.state_v_first);
     p.h_chunk = c.h_chunk;
     p.do_ = of(do_);
-    p.dht = swapped(of(dht), c.state_v_first);
+    if (c.state_gradient) p.dht = swapped(of(dht), c.state_v_first);
     const auto grad = [&](std::size_t i) { return of(on_device ? gradients[i].got : gradients[i].want); };
     p.dq = grad(0);
     p.dk = grad(1);

@@ -521,6 +521,12 @@ TEST(CudaDeltaBackward, PackedWithEmptySequences) {
 TEST(CudaDeltaBackward, GateOfChannels) {
   check_backward({.T = 70, .H = 1, .HV = 2, .K = 128, .V = 64, .gate = Gate::Channel}, 8e-3, 1e-2);
 }
+// The two sides of a pair of tokens cancel in the gates' gradient only where both have the same rounded factors.
+TEST(CudaDeltaBackward, GateOfChannelsOfPairs) {
+  check_backward(
+      {.T = 128, .H = 1, .HV = 1, .K = 128, .V = 128, .gate = Gate::Channel, .initial = false, .state_gradient = false},
+      4e-3, 4e-3);
+}
 TEST(CudaDeltaBackward, StrongGateOfChannels) {
   check_backward({.T = 100, .H = 1, .HV = 1, .gate = Gate::Channel, .strong_share = 0.3F, .zero_share = 0.3F}, 8e-3,
                  8e-3);

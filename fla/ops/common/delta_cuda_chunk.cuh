@@ -78,16 +78,17 @@ FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, float mult
   return g < kStrongestGate ? kStrongestGate : g;
 }
 
-template <typename G>
+template <typename G, int N>
 FLA_DEVICE void load_gate_column(const View& gk, std::int64_t row, std::int64_t first, int hv, int channel, int rows,
-                                 float (&x)[kBT]) {
+                                 float (&x)[N]) {
   const G* p = gk.at<G>(row, first, hv, channel);
   FLA_UNROLL
-  for (int i = 0; i < kBT; ++i) x[i] = i < rows ? to_f32(p[i * gk.stride[1]]) : 0.0F;
+  for (int i = 0; i < N; ++i) x[i] = i < rows ? to_f32(p[i * gk.stride[1]]) : 0.0F;
 }
 
+template <int N>
 FLA_DEVICE void load_gate_column(const TypedView& gk, std::int64_t row, std::int64_t first, int hv, int channel,
-                                 int rows, float (&x)[kBT]) {
+                                 int rows, float (&x)[N]) {
   switch (gk.type) {
     case DType::F32: load_gate_column<float>(gk.view, row, first, hv, channel, rows, x); break;
     case DType::BF16: load_gate_column<bf16>(gk.view, row, first, hv, channel, rows, x); break;

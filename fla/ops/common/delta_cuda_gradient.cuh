@@ -6,7 +6,8 @@
 // are rounded to 16 bits once, so that <q, dq> and <k, u> of a pair of tokens cancel; the rows of q and k stay as
 // given. A gate per head is part of P and L. A gate per channel leaves no pair of factors for all pairs of rows: the
 // pairs whose highest differing bit is b go through m, the last row of the lower half of 2^{b+1} rows: 2^{G_i - G_j} =
-// 2^{G_i - G_m} 2^{G_m - G_j}, both exponents at most 0; a product for each b.
+// 2^{G_i - G_m} 2^{G_m - G_j}, both exponents at most 0; a product for each b. The gates' gradient sums q o dq - k o u
+// apart, with rows as these products see them, rounded: else a pair would leave the rounding errors of both sides.
 // grid     slots * H in x; 2 KP threads
 // shared   states and adjoints (a warp's own, later its decayed rows and its sums), q, k, dO, E, dVbar, P, L
 #pragma once
@@ -32,7 +33,7 @@ struct GradientLayout {
     ldV = 16 * value_tiles + 8;
     const int most = KP < 256 ? 16 : group ? 4 : 8;
     piece = value_tiles < most ? value_tiles : most;
-    own = piece * 1024 < 4 * kBT * kLdR ? 4 * kBT * kLdR : piece * 1024;
+    own = piece < 4 ? 4096 : piece * 1024;
     values = kStates + KP / 16 * own;
     const int rows = 3 * 2 * kBT * ldV, gates = 4 * (kBT + 1) * kLdG;
     totals = values + (rows < gates ? gates : rows);
@@ -299,10 +300,13 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     const Shared<float> sGate = shared<float>(y.values, CHANNEL ? (kBT + 1) * L::kLdG : 0);
     if constexpr (CHANNEL) {
       if (id < KP) {
-        float raw[kBT] = {};
-        if (id < p.K) load_gate_column(p.gk, c.s.row, first, hv, id, c.rows, raw);
-        FLA_UNROLL
-        for (int i = 0; i < kBT; ++i) sGate.store(i * L::kLdG + id, raw[i]);
+        FLA_ROLL  // all at once leave no room for the sums
+            for (int from = 0; from < kBT; from += kBT / 2) {
+          float raw[kBT / 2] = {};
+          if (id < p.K) load_gate_column(p.gk, c.s.row, first + from, hv, id, c.rows - from, raw);
+          FLA_UNROLL
+          for (int i = 0; i < kBT / 2; ++i) sGate.store((from + i) * L::kLdG + id, raw[i]);
+        }
         const float multiplier = gate_multiplier(p, hv), bias = id < p.K ? gate_bias(p, hv, id) : 0.0F;
         const int count = id < p.K ? c.rows : 0;
         float sum = 0.0F;
@@ -362,21 +366,47 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         tail[0][0] = warp_sum(tail[0][0]) + exp2_approx(end[0][0]) * sum_rows(ends[0] + ends[1]);
       }
     }
+    // Gate per channel: q o dq + k o (beta a - u) as accumulators, and this lane's part of <a, k>; from here on u is
+    // u + beta a.
+    const Shared<float> sGates = shared<float>(L::kStates + warp * y.own + 2048, 512);
+    const auto gates_at = [&](int m, int n) { return sGates + (128 * (2 * m + n) + 4 * lane); };
+    float a_rows[2][2] = {};
     if constexpr (CHANNEL) {
-      const Shared<T> tK = sS, tQ = sS + kBT * kLdR;  // the warp's decayed rows, where its states were
+      // The warp's decayed rows, where its states were: [2, BT, 8].
+      constexpr int kPlane = kBT * 8;
+      const Shared<T> tK = sS, tQ = sS + 2 * kPlane;
       each([&](int m, int n, int f, int r, float q, float k) {
-        const float diagonal = to_f32(sP.load(r * kLdP + r));
+        const float diagonal = to_f32(sP.load(r * kLdP + r)), beta_a = sBeta.load(r) * a[m][n].x[f];
+        gates_at(m, n).store(f, q * dq[m][n].x[f] + k * (beta_a - u[m][n].x[f]));
+        a_rows[m][f / 2] += k * a[m][n].x[f];
         dq[m][n].x[f] += diagonal * k;
-        u[m][n].x[f] += diagonal * q;
+        u[m][n].x[f] += diagonal * q + beta_a;
       });
-      const auto decay_rows = [&](int b, int m, float(&by)[2][4]) {
+      // A lane's elements of a tile: decays, and the decayed rows as they are rounded. A pair of tokens adds the same
+      // product of three rounded factors to the earlier's gates and takes it from the later's.
+      struct Decayed {
+        float by[2][4];
+        Vec<T, 2> q[2][2], k[2][2];
+        Vec<float, 4> gates[2];
+      };
+      const auto load_rows = [&](FragB<T>(&b)[2], const Shared<T>& from, int m) {
+        load_b_at<true>(b[0], b[1], from + (lane / 16 * kPlane + (16 * m + lane % 16) * 8));
+      };
+      const auto load_gates = [&](int m, Decayed& d) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) d.gates[n] = gates_at(m, n).template load_vec<4>(0);
+      };
+      const auto store_gates = [&](int m, const Decayed& d) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) gates_at(m, n).template store_vec<4>(0, d.gates[n]);
+      };
+      const auto decay_rows = [&](int b, int m, Decayed& d) {
         FLA_UNROLL
         for (int h = 0; h < 2; ++h) {
           const int r = tile_row(m, 2 * h);
           const bool later = (r >> b & 1) != 0;
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
-            Vec<T, 2> rk, rq;
             const int last = (r >> (b + 1) << (b + 1)) + (1 << b) - 1;  // of the lower half
             const Vec<float, 2> gate = sGate.load_vec<2>(r * L::kLdG + channel + tile_channel(n, 0)),
                                 middle = sGate.load_vec<2>(last * L::kLdG + channel + tile_channel(n, 0));
@@ -385,80 +415,118 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
             FLA_UNROLL
             for (int e = 0; e < 2; ++e) {
               const float x = gate.x[e] - middle.x[e], decay = exp2_approx(later ? x : -x);
-              by[n][2 * h + e] = decay;
-              rk.x[e] = from_f32<T>(to_f32(xk.x[e]) * decay * (later ? sBeta.load(r) : 1.0F));
-              rq.x[e] = from_f32<T>(to_f32(xq.x[e]) * decay);
+              d.by[n][2 * h + e] = decay;
+              d.k[n][h].x[e] = from_f32<T>(to_f32(xk.x[e]) * decay * (later ? sBeta.load(r) : 1.0F));
+              d.q[n][h].x[e] = from_f32<T>(to_f32(xq.x[e]) * decay);
             }
-            tK.template store_vec<2>(r * kLdR + tile_channel(n, 0), rk);
-            tQ.template store_vec<2>(r * kLdR + tile_channel(n, 0), rq);
+            tK.template store_vec<2>(n * kPlane + r * 8 + frag_col(0), d.k[n][h]);
+            tQ.template store_vec<2>(n * kPlane + r * 8 + frag_col(0), d.q[n][h]);
           }
         }
       };
-      // c += by o (x b)
-      const auto add = [&](FragC(&c_tile)[2], const float(&by)[2][4], const FragA<T>& x, const FragB<T>& b0,
-                           const FragB<T>& b1, const FragA<T>* x2, const FragB<T>* b2) {
+      const auto add_dq = [&](int m, Decayed& d, const FragA<T>& P, const FragB<T>(&k)[2]) {
         FLA_UNROLL
         for (int n = 0; n < 2; ++n) {
           FragC z;
           clear(z);
-          mma(z, x, n == 0 ? b0 : b1);
-          if (x2 != nullptr) mma(z, *x2, b2[n]);
+          mma(z, P, k[n]);
           FLA_UNROLL
-          for (int f = 0; f < 4; ++f) c_tile[n].x[f] += by[n][f] * z.x[f];
+          for (int f = 0; f < 4; ++f) {
+            dq[m][n].x[f] += d.by[n][f] * z.x[f];
+            d.gates[n].x[f] += to_f32(d.q[n][f / 2].x[f & 1]) * z.x[f];
+          }
         }
       };
+      const auto add_a = [&](int m, Decayed& d, const FragA<T>& l, const FragB<T>(&k)[2]) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          FragC z;
+          clear(z);
+          mma(z, l, k[n]);
+          FLA_UNROLL
+          for (int h = 0; h < 2; ++h) {
+            const int r = tile_row(m, 2 * h);
+            const Vec<T, 2> xk = sK.template load_vec<2>(r * L::kLdK + channel + tile_channel(n, 0));
+            FLA_UNROLL
+            for (int e = 0; e < 2; ++e) {
+              const float x = d.by[n][2 * h + e] * z.x[2 * h + e];
+              u[m][n].x[2 * h + e] += sBeta.load(r) * x;
+              d.gates[n].x[2 * h + e] += to_f32(d.k[n][h].x[e]) * z.x[2 * h + e];
+              a_rows[m][h] += to_f32(xk.x[e]) * x;
+            }
+          }
+        }
+      };
+      const auto add_u = [&](int m, Decayed& d, const FragA<T>& P, const FragB<T>(&q)[2], const FragA<T>& l,
+                             const FragB<T>(&k)[2]) {
+        FLA_UNROLL
+        for (int n = 0; n < 2; ++n) {
+          FragC z;
+          clear(z);
+          mma(z, P, q[n]);
+          mma(z, l, k[n]);
+          FLA_UNROLL
+          for (int f = 0; f < 4; ++f) {
+            u[m][n].x[f] += d.by[n][f] * z.x[f];
+            d.gates[n].x[f] -= to_f32(d.k[n][f / 2].x[f & 1]) * z.x[f];
+          }
+        }
+      };
+      Decayed d;
+      FragB<T> k[2], q[2];
+      FragA<T> x, x2;
       FLA_ROLL
       for (int b = 0; b < 4; ++b) {
         const std::uint32_t mask = pair_mask(b, false), mask_t = pair_mask(b, true), whole = b == 3 ? ~0U : 0U;
         FLA_UNROLL
         for (int m = 0; m < 2; ++m) {
-          float by[2][4];
           sync_warp();
-          decay_rows(b, m, by);
+          decay_rows(b, m, d);
           sync_warp();
-          FragB<T> k[2], q[2];
-          load_b_trans(k[0], k[1], tK + 16 * m * kLdR, kLdR);
-          load_b_trans(q[0], q[1], tQ + 16 * m * kLdR, kLdR);
+          load_rows(k, tK, m);
+          load_rows(q, tQ, m);
           const int from = 16 * m * kLdP + 16 * m;
-          const auto only = [&](FragA<T>& x, bool transposed) {
+          const auto only = [&](FragA<T>& y_tile, bool transposed) {
             const std::uint32_t keep = transposed ? mask_t : mask;
             const int other = transposed ? 2 : 1;
             FLA_UNROLL
-            for (int i = 0; i < 4; ++i) x.x[i] &= i == other ? whole : i % 3 == 0 ? keep : 0;
+            for (int i = 0; i < 4; ++i) y_tile.x[i] &= i == other ? whole : i % 3 == 0 ? keep : 0;
           };
-          FragA<T> x, x2;
           load_a(x, sP + from, kLdP);
           only(x, false);
-          add(dq[m], by, x, k[0], k[1], nullptr, nullptr);
+          load_gates(m, d);
+          add_dq(m, d, x, k);
           load_a(x, sL + from, kLdP);
           only(x, false);
-          add(a[m], by, x, k[0], k[1], nullptr, nullptr);
+          add_a(m, d, x, k);
           load_a_trans(x, sP + from, kLdP);
           only(x, true);
           load_a_trans(x2, sL + from, kLdP);
           only(x2, true);
-          add(u[m], by, x, q[0], q[1], &x2, k);
+          add_u(m, d, x, q, x2, k);
+          store_gates(m, d);
         }
       }
-      float by[2][4];
       sync_warp();
-      decay_rows(4, 1, by);
-      decay_rows(4, 0, by);
+      decay_rows(4, 1, d);
+      decay_rows(4, 0, d);
       sync_warp();
-      FragB<T> b[2], q[2];
-      FragA<T> x, x2;
-      load_b_trans(b[0], b[1], tK + 16 * kLdR, kLdR);
-      load_b_trans(q[0], q[1], tQ + 16 * kLdR, kLdR);
+      load_rows(k, tK, 1);
+      load_rows(q, tQ, 1);
       load_a_trans(x, sP + 16 * kLdP, kLdP);
       load_a_trans(x2, sL + 16 * kLdP, kLdP);
-      add(u[0], by, x, q[0], q[1], &x2, b);
-      load_b_trans(b[0], b[1], tK, kLdR);
+      load_gates(0, d);
+      add_u(0, d, x, q, x2, k);
+      store_gates(0, d);
+      load_rows(k, tK, 0);
       sync_warp();
-      decay_rows(4, 1, by);  // once more, rather than in registers all the while
+      decay_rows(4, 1, d);  // once more, rather than in registers all the while
+      load_gates(1, d);
       load_a(x, sP + 16 * kLdP, kLdP);
-      add(dq[1], by, x, b[0], b[1], nullptr, nullptr);
+      add_dq(1, d, x, k);
       load_a(x, sL + 16 * kLdP, kLdP);
-      add(a[1], by, x, b[0], b[1], nullptr, nullptr);
+      add_a(1, d, x, k);
+      store_gates(1, d);
     } else {
       add_lower<false>(dq, sP, sK + channel, L::kLdK);
       add_lower<false>(a, sL, sK + channel, L::kLdK);
@@ -483,7 +551,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       add_lower<true>(u, sL, tK, kLdR);
     }
 
-    // ---- sums over channels: <q, dq>, <k, u>, <a, k>; a becomes beta a
+    // ---- sums over channels: <q, dq>, <k, u>, <a, k>
     const Shared<float> sums = shared<float>(L::kStates + warp * y.own, 3 * kBT);
     sync_warp();
     FLA_UNROLL
@@ -492,7 +560,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       for (int h = 0; h < 2; ++h) {
         const int r = tile_row(m, 2 * h);
         const float beta = sBeta.load(r), by_q = 1.0F / sRq.load(r), by_k = 1.0F / sRk.load(r);
-        float q_sum = 0.0F, k_sum = 0.0F, a_sum = 0.0F;
+        float q_sum = 0.0F, k_sum = 0.0F, a_sum = CHANNEL ? a_rows[m][h] : 0.0F;
         FLA_UNROLL
         for (int n = 0; n < 2; ++n) {
           const int from = r * L::kLdK + channel + tile_channel(n, 0);
@@ -503,11 +571,15 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
             const int f = 2 * h + e;
             const float q = to_f32(xq.x[e]), k = to_f32(xk.x[e]);
             q_sum += q * dq[m][n].x[f];
-            k_sum += k * u[m][n].x[f];
-            a_sum += k * a[m][n].x[f];
-            of_gate.x[e] = q * dq[m][n].x[f] + k * (beta * a[m][n].x[f] - u[m][n].x[f]);
             dq[m][n].x[f] *= by_q;
-            dk[m][n].x[f] = by_k * (u[m][n].x[f] + beta * a[m][n].x[f]);
+            k_sum += k * u[m][n].x[f];
+            dk[m][n].x[f] = by_k * u[m][n].x[f];
+            if constexpr (CHANNEL) {
+              of_gate.x[e] = gates_at(m, n).load(f);
+            } else {
+              a_sum += k * a[m][n].x[f];
+              dk[m][n].x[f] += by_k * beta * a[m][n].x[f];
+            }
           }
           // In the place of the gates' sums, which have served.
           if constexpr (CHANNEL) sGate.store_vec<2>(r * L::kLdG + channel + tile_channel(n, 0), of_gate);
@@ -593,7 +665,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     if (warp == 0) {
       const float beta = sBeta.load(lane), q_dot = dotQ.load(lane), k_dot = dotK.load(lane), a_dot = dotA.load(lane);
       totalQ.store(lane, totalQ.load(lane) + q_dot);
-      totalK.store(lane, totalK.load(lane) + (k_dot + beta * a_dot));
+      totalK.store(lane, totalK.load(lane) + (CHANNEL ? k_dot : k_dot + beta * a_dot));
       if (p.dbeta.present() && lane < c.rows) {
         float d = a_dot + dotV.load(lane);
         if (p.beta_sigmoid > 0.0F) d *= beta * (1.0F - beta / p.beta_sigmoid);
