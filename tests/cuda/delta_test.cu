@@ -461,6 +461,78 @@ TEST(CudaDeltaSegments, RowsDoNotDependOnLaterOnes) {
   }
 }
 
+// Rounds carry the state exactly.
+TEST(CudaDeltaRounds, ChangeNoBit) {
+  for (const DeltaCase& c : {DeltaCase{.B = 2,
+                            .T = 203,
+                            .H = 1,
+                            .HV = 2,
+                            .K = 64,
+                            .V = 40,
+                            .gate = Gate::Channel,
+                            .state_v_first = true,
+                            .states = true},
+                             DeltaCase{.T = 161,
+                             .H = 1,
+                             .HV = 1,
+                             .K = 128,
+                             .V = 104,
+                             .type = DType::F16,
+                             .gate = Gate::Channel,
+                             .gate_divisor = 16.0F,
+                             .initial = false},
+                             DeltaCase{.T = 130, .H = 1, .HV = 1, .K = 256, .V = 32, .gate = Gate::Channel}}) {
+    DeltaData d(c);
+    DeltaPlan plan = delta_chunk_plan(d.device, device(), kDeltaColumns, 0);
+    std::vector<std::byte> first;
+    for (const std::int64_t round : {0, 2, 3, 7}) {
+      plan.round = round;
+      const bool bf = c.type == DType::BF16;
+      const std::size_t bytes =
+          bf ? delta_chunk_forward_workspace<bf16>(d.device, plan) : delta_chunk_forward_workspace<f16>(d.device, plan);
+      const DeviceMemory ws(bytes);
+      const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
+      const Status s = bf ? delta_chunk_forward<bf16>(d.device, plan, {}, space)
+                          : delta_chunk_forward<f16>(d.device, plan, {}, space);
+      ASSERT_TRUE(s.ok()) << s.message();
+      ASSERT_TRUE(wait_for_device().ok());
+      auto got = d.o.device_bytes();
+      for (const Twin* t : {&d.ht, &d.h}) {
+        if (!t->view) continue;
+        const auto more = t->device_bytes();
+        got.insert(got.end(), more.begin(), more.end());
+      }
+      if (round == 0) first = got;
+      EXPECT_TRUE(got == first) << "round " << round;
+    }
+  }
+}
+TEST(CudaDeltaRounds, WhereRowsForEveryHeadAreMoreThanHalfOfTheTensors) {
+  DeltaData d({.T = 64, .H = 1, .HV = 1, .K = 128, .V = 128, .gate = Gate::Channel});
+  DeviceInfo info = device();
+  info.sm_count = 132;
+  DeltaProblem p = d.device;
+  const auto sized = [](TensorView t, std::int64_t T, std::int64_t H) {
+    t.shape[1] = T;
+    t.shape[2] = H;
+    return t;
+  };
+  p.T = 8192;
+  p.H = p.HV = 96;
+  for (TensorView* t : {&p.q, &p.k, &p.v, &p.gk, &p.o, &p.beta}) *t = sized(*t, p.T, p.HV);
+  const std::size_t tensors =
+      static_cast<std::size_t>(p.q.numel()) * 8 + static_cast<std::size_t>(p.gk.numel() + p.beta.numel()) * 4;
+  const DeltaPlan plan = delta_forward_plan(p, info);
+  EXPECT_EQ(plan.round, 128);
+  EXPECT_NE(plan.text().find(", in rounds of 4096 tokens"), std::string::npos) << plan.text();
+  EXPECT_LE(2 * delta_forward_workspace(p, info), tensors);
+  p.T = 300;
+  EXPECT_EQ(delta_forward_plan(p, info).round, 0);
+  p.T = 8192;
+  p.cu_seqlens = p.beta;
+  EXPECT_EQ(delta_forward_plan(p, info).round, 0);
+}
+
 // All gradients in every order of threads, within `limit` of the reference and of equal bits.
 void check_backward(const DeltaCase& c, double limit, double gate_limit, DeltaKernel kernel = DeltaKernel::Chunk) {
   DeltaData d(c);

@@ -118,7 +118,8 @@ std::string DeltaPlan::text() const {
   return std::string(name) + ", K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
          (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
          std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" +
-         (segments > 1 ? ", time cut every " + std::to_string(segment * kDeltaBT) + " tokens" : "");
+         (segments > 1 ? ", time cut every " + std::to_string(segment * kDeltaBT) + " tokens" : "") +
+         (round > 0 ? ", in rounds of " + std::to_string(round * kDeltaBT) + " tokens" : "");
 }
 
 namespace {
@@ -189,11 +190,9 @@ double us_of_chunk(const Pace& k, std::int64_t blocks, const DeviceInfo& device)
   return static_cast<double>(each / k.resident) * k.us[k.resident - 1] + (rest > 0 ? k.us[rest - 1] : 0.0);
 }
 
-}  // namespace
-
 // Cuts time where too few heads keep the multiprocessors busy: as long as that pays for the work that it adds, about as
 // much again as the whole.
-DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+DeltaPlan fastest_plan(const DeltaProblem& p, const DeviceInfo& device) {
   constexpr std::int64_t kMostSegments = 64, kLeastChunks = 8;
   const DeltaPlan whole = delta_chunk_plan(p, device, kDeltaColumns, 0);
   if (whole.kernel != DeltaKernel::Chunk || p.N == 0 || p.HV == 0) return whole;
@@ -222,6 +221,30 @@ DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
                                                            : delta_chunk_plan(p, device, best_columns, best_length);
 }
 
+std::size_t chunk_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
+  return p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
+                                  : delta_chunk_forward_workspace<f16>(p, plan);
+}
+
+}  // namespace
+
+// For a gate per channel the prologue leaves rows of q and k for every value head, more than half of what the call
+// reads and writes: so sequences of one length are served round after round.
+DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+  constexpr std::int64_t kLeastRound = 8;
+  DeltaPlan plan = fastest_plan(p, device);
+  if (plan.kernel != DeltaKernel::Chunk || plan.segments > 1 || !p.gk || p.cu_seqlens) return plan;
+  std::size_t tensors = 0;
+  for (const TensorView* t : {&p.q, &p.k, &p.v, &p.beta, &p.gk, &p.h0, &p.o, &p.ht}) {
+    if (t->present()) tensors += static_cast<std::size_t>(t->numel()) * size_of(t->dtype);
+  }
+  const std::int64_t chunks = ceil_div(p.T, kDeltaBT);
+  for (std::int64_t rounds = 2; 2 * chunk_workspace(p, plan) > tensors && chunks >= kLeastRound * rounds; ++rounds) {
+    plan.round = ceil_div(chunks, rounds);
+  }
+  return plan;
+}
+
 namespace {
 
 // Kernels take their parts of the workspace at multiples of this; the caller's memory may start anywhere.
@@ -238,8 +261,7 @@ std::span<std::byte> aligned(std::span<std::byte> workspace) {
 std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
   const DeltaPlan plan = delta_forward_plan(p, device);
   if (plan.kernel != DeltaKernel::Chunk) return 0;
-  return anywhere(p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
-                                           : delta_chunk_forward_workspace<f16>(p, plan));
+  return anywhere(chunk_workspace(p, plan));
 }
 
 Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {

@@ -26,6 +26,7 @@ struct DeltaPlan {
   std::int64_t segment = 0;   // chunks after which time is cut; 0: the kernel knows no segments
   std::int64_t segments = 1;  // that a sequence has at most
   int transfer_stages = 0;    // chunks in shared memory at a time where segments' transfers are formed
+  std::int64_t round = 0;     // chunks of each sequence that are in the workspace at a time; 0: all
   std::string text() const;   // as `fla explain` prints it
 };
 

@@ -37,6 +37,9 @@ struct DeltaChunkSpace {
   std::int32_t* passes;      // 0 where the segment forgets the state that enters it, and its M is not written
   float* falls;              // gate per head, an item per (slot, value head): log2 of what a chunk leaves of a state
   std::int64_t segment;      // chunks
+  // Where the workspace holds `round` chunks of each sequence at a time, from chunk `first` on, and `ends` the state
+  // before them; 0: all.
+  std::int64_t first, round;
 };
 
 template <int KP, bool CHANNEL>
@@ -66,10 +69,12 @@ FLA_DEVICE std::int64_t sequence_of(const DeltaArgs& p, std::int64_t slot, std::
   return n;
 }
 
-FLA_DEVICE Chunk find_chunk(const DeltaArgs& p, std::int64_t slot) {
-  const std::int64_t n = sequence_of(p, slot, kBT);
+template <typename T>
+FLA_DEVICE Chunk find_chunk(const DeltaArgs& p, const DeltaChunkSpace<T>& w, std::int64_t slot) {
+  const std::int64_t n = w.round > 0 ? slot / w.round : sequence_of(p, slot, kBT);
   const Span s = sequence(p, n);
-  const std::int64_t t0 = (slot - first_slot(p, s, n)) * kBT, left = s.length - t0;
+  const std::int64_t t0 = (w.round > 0 ? w.first + slot % w.round : slot - first_slot(p, s, n)) * kBT,
+                     left = s.length - t0;
   return {s, t0, left <= 0 ? 0 : left < kBT ? static_cast<int>(left) : kBT};
 }
 
@@ -104,9 +109,24 @@ struct Segment {
   bool real, last;  // whether there is such a segment; whether it ends its sequence
 };
 
-// Segment `number` where time is cut every `chunks` chunks, or where chunks is 0, a whole sequence.
-FLA_DEVICE Segment find_segment(const DeltaArgs& p, std::int64_t chunks, std::int64_t number) {
+// Segment `number` where time is cut every `chunks` chunks, or where chunks is 0, a whole sequence, or what of it
+// belongs to the round.
+template <typename T>
+FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w, std::int64_t chunks,
+                                std::int64_t number) {
   Segment g;
+  if (w.round > 0) {
+    const std::int64_t left = p.T - w.first * kBT, most = w.round * kBT;
+    g.n = g.row = number;
+    g.begin = w.first * kBT;
+    g.before = w.first;
+    g.slot = number * w.round;
+    g.real = true;
+    g.last = left <= most;
+    g.tokens = static_cast<int>(g.last ? left : most);
+    g.chunks = (g.tokens + kBT - 1) / kBT;
+    return g;
+  }
   if (chunks == 0) {
     const Span s = sequence(p, number);
     return {number,
@@ -337,7 +357,7 @@ FLA_DEVICE void store_state_tile(T* states, std::int64_t item, int value_tiles, 
 template <typename T>
 std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool backward, std::byte* base,
                               DeltaChunkSpace<T>& w) {
-  const auto items = static_cast<std::size_t>(delta_chunk_slots(p) * p.HV);
+  const auto items = static_cast<std::size_t>(delta_chunk_places(p, plan) * p.HV);
   const auto width = static_cast<std::size_t>(plan.width), values = static_cast<std::size_t>(plan.parts * plan.columns);
   std::size_t bytes = 0;
   const auto take = [&]<typename X>(X*& to, std::size_t n) {
@@ -359,10 +379,12 @@ std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool
   w.value_tiles = static_cast<int>(values / 16);
   const auto segments = plan.segments > 1 ? static_cast<std::size_t>(delta_segment_slots(p, plan.segment) * p.HV) : 0;
   take(w.transfers, segments * width * width);
-  take(w.ends, segments * values * width);
+  take(w.ends, (plan.round > 0 ? static_cast<std::size_t>(p.N * p.HV) : segments) * values * width);
   take(w.passes, segments);
   take(w.falls, segments > 0 && p.g ? items : 0);
   w.segment = plan.segment;
+  w.first = 0;
+  w.round = plan.round;
   return bytes;
 }
 

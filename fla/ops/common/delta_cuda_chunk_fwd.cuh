@@ -51,7 +51,7 @@ delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::i
   if (item >= items) return;
   const int hk = static_cast<int>(item % p.H), group = p.HV / p.H;
   const std::int64_t slot = item / p.H;
-  const Chunk c = find_chunk(p, slot);
+  const Chunk c = find_chunk(p, w, slot);
   if (c.rows == 0) return;
   const Shared<float> own = shared<float>(warp_id() * kHeadPrologueFloats * 4, kHeadPrologueFloats);
   const Shared<float> sRk = own, sRq = own + kBT, sG = own + 2 * kBT, sBeta = own + 3 * kBT, sKk = own + 4 * kBT,
@@ -210,7 +210,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
                       sRq = shared<float>(kRowsAt + 8 * kBT, kBT);
   const int hv = block_x() % p.HV, hk = hv / (p.HV / p.H), id = thread_id();
   const std::int64_t slot = block_x() / p.HV;
-  const Chunk c = find_chunk(p, slot);
+  const Chunk c = find_chunk(p, w, slot);
   if (c.rows == 0) return;
   const std::int64_t first = c.s.begin + c.t0, at = slot * p.HV + hv;
 
@@ -382,7 +382,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   const int value_parts = (p.V + kColumns - 1) / kColumns, parts = value_parts + (kTransfer ? KP / kColumns : 0);
   const int part = block_x() % parts, hv = block_x() / parts % p.HV;
   const std::int64_t number = block_x() / parts / p.HV;
-  const Segment g = find_segment(p, w.segment, number);
+  const Segment g = find_segment(p, w, w.segment, number);
   const bool keys = kTransfer && part >= value_parts;  // whether the columns are those of M
   if (!g.real || (kTransfer && (g.last || (keys && g.before == 0)))) return;
   const int v_begin = (keys ? part - value_parts : part) * kColumns, v_left = keys ? kColumns : p.V - v_begin;
@@ -448,7 +448,8 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
       clear(S[t][j]);
       if (kTransfer || g.before == 0) continue;
       const Vec<float, 4> x =
-          load_global<4>(w.ends + tile_at<KP>((number - 1) * p.HV + hv, w.value_tiles, tile_row + t, tile_column + j));
+          load_global<4>(w.ends + tile_at<KP>((CHANNEL && w.round > 0 ? number : number - 1) * p.HV + hv, w.value_tiles,
+                                              tile_row + t, tile_column + j));
       FLA_UNROLL
       for (int i = 0; i < 4; ++i) S[t][j].x[i] = x.x[i];
     }
@@ -508,8 +509,9 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
     const ChunkTiles<T, KP, TILES, CHANNEL> tiles(stage);
     stage = stage + 1 == stages ? 0 : stage + 1;
     if constexpr (kStates) {
-      if (p.h.present() && std::int64_t{ic} * kBT % p.h_chunk == 0) {
-        const std::int64_t i_h = nt + std::int64_t{ic} * kBT / p.h_chunk;
+      const std::int64_t before = ((CHANNEL ? w.first : 0) + ic) * kBT;
+      if (p.h.present() && before % p.h_chunk == 0) {
+        const std::int64_t i_h = nt + before / p.h_chunk;
         each_state(v_count, [&](float& x, int c, int value) { p.h.store(x, g.row, i_h, hv, c, value); });
       }
     }
@@ -705,30 +707,43 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
       for (int t = 0; t < TILES; ++t) put_transposed(o[t], rows + 16 * t, L::kLdO);
     }
   }
-  if constexpr (kTransfer) {
-    const std::int64_t item = number * p.HV + hv;
+  const auto put_end = [&](std::int64_t item) {
     FLA_UNROLL
     for (int t = 0; t < TILES; ++t) {
       FLA_UNROLL
       for (int j = 0; j < kKeyTiles; ++j) {
         const FragC& y = S[t][j];
-        if (keys) {
-          FragC rest;
-          FLA_UNROLL
-          for (int e = 0; e < 4; ++e) rest.x[e] = y.x[e] - to_f32(from_f32<bf16>(y.x[e]));
-          const FragB<bf16> high = to_b<bf16>(y), low = to_b<bf16>(rest);
-          store_global<4>(w.transfers + tile_at<KP>(item, KP / 16, tile_row + t, tile_column + j),
-                          Vec<std::uint32_t, 4>{{high.x[0], high.x[1], low.x[0], low.x[1]}});
-        } else {
-          store_global<4>(w.ends + tile_at<KP>(item, w.value_tiles, tile_row + t, tile_column + j),
-                          Vec<float, 4>{{y.x[0], y.x[1], y.x[2], y.x[3]}});
-        }
+        store_global<4>(w.ends + tile_at<KP>(item, w.value_tiles, tile_row + t, tile_column + j),
+                        Vec<float, 4>{{y.x[0], y.x[1], y.x[2], y.x[3]}});
+      }
+    }
+  };
+  if constexpr (kTransfer) {
+    const std::int64_t item = number * p.HV + hv;
+    if (!keys) {
+      put_end(item);
+      return;
+    }
+    FLA_UNROLL
+    for (int t = 0; t < TILES; ++t) {
+      FLA_UNROLL
+      for (int j = 0; j < kKeyTiles; ++j) {
+        const FragC& y = S[t][j];
+        FragC rest;
+        FLA_UNROLL
+        for (int e = 0; e < 4; ++e) rest.x[e] = y.x[e] - to_f32(from_f32<bf16>(y.x[e]));
+        const FragB<bf16> high = to_b<bf16>(y), low = to_b<bf16>(rest);
+        store_global<4>(w.transfers + tile_at<KP>(item, KP / 16, tile_row + t, tile_column + j),
+                        Vec<std::uint32_t, 4>{{high.x[0], high.x[1], low.x[0], low.x[1]}});
       }
     }
     return;
   }
   sync_warp();
   if (ic > 0) flush(ic - 1);
+  if constexpr (kOutput && CHANNEL) {
+    if (w.round > 0 && (w.first + w.round) * kBT < p.T) put_end(number * p.HV + hv);
+  }
   if (finals > 0) each_state(finals, [&](float& x, int c, int value) { p.ht.store(x, g.n, hv, c, value); });
 }
 
@@ -768,30 +783,40 @@ Status launch_chunk_blocks(const DeltaProblem& p, const DeltaPlan& plan, const D
 }
 
 template <typename T, int KP, bool CHANNEL>
-Status launch_chunk_kernels(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream) {
-  const DeltaArgs a = delta_args(p);
+Status launch_prologue(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream) {
+  const std::int64_t places = delta_chunk_places(p, plan);
   if constexpr (CHANNEL) {
-    const Status s = launch<delta_channel_prologue_kernel<T, KP>>(
+    return launch<delta_channel_prologue_kernel<T, KP>>(
         {.name = "delta_channel_prologue_kernel",
-         .grid = {delta_chunk_slots(p) * p.HV},
+         .grid = {places * p.HV},
          .threads = kChannelPrologueThreads,
          .shared_bytes = static_cast<std::size_t>(channel_prologue_bytes<KP>())},
-        stream, a, w);
-    if (!s) return s;
+        stream, delta_args(p), w);
   } else {
-    const std::int64_t items = delta_chunk_slots(p) * p.H;
-    const Status s = launch<delta_head_prologue_kernel<T, KP <= 128 ? 128 : 256>>(
+    const std::int64_t items = places * p.H;
+    return launch<delta_head_prologue_kernel<T, KP <= 128 ? 128 : 256>>(
         {.name = "delta_head_prologue_kernel",
          .grid = {(items + kHeadPrologueWarps - 1) / kHeadPrologueWarps},
          .threads = 32 * kHeadPrologueWarps,
          .shared_bytes = std::size_t{4} * kHeadPrologueWarps * kHeadPrologueFloats},
-        stream, a, w, items);
-    if (!s) return s;
+        stream, delta_args(p), w, items);
   }
-  if constexpr (kHasWideBlocks<KP>) {
-    if (plan.columns == kDeltaWide) return launch_chunk_blocks<T, KP, 2, CHANNEL>(p, plan, w, stream);
-  }
-  return launch_chunk_blocks<T, KP, 1, CHANNEL>(p, plan, w, stream);
+}
+
+template <typename T, int KP, bool CHANNEL>
+Status launch_chunk_kernels(const DeltaProblem& p, const DeltaPlan& plan, DeltaChunkSpace<T> w, Stream stream) {
+  const auto blocks = [&]() -> Status {
+    if constexpr (kHasWideBlocks<KP>) {
+      if (plan.columns == kDeltaWide) return launch_chunk_blocks<T, KP, 2, CHANNEL>(p, plan, w, stream);
+    }
+    return launch_chunk_blocks<T, KP, 1, CHANNEL>(p, plan, w, stream);
+  };
+  do {
+    if (const Status s = launch_prologue<T, KP, CHANNEL>(p, plan, w, stream); !s) return s;
+    if (const Status s = blocks(); !s) return s;
+    w.first += w.round;
+  } while (w.round > 0 && w.first * kBT < p.T);
+  return {};
 }
 
 template <typename T, int KP>

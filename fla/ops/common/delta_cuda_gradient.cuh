@@ -107,7 +107,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   const int id = thread_id(), lane = lane_id(), warp = warp_id(), g = lane / 4, t = lane % 4;
   const int hk = block_x() % p.H, entries = 1 + (CHANNEL ? p.K : 1);
   const std::int64_t slot = block_x() / p.H;
-  const Chunk c = find_chunk(p, slot);
+  const Chunk c = find_chunk(p, w, slot);
   const bool parameters = p.dA_log.present() || p.ddt_bias.present();
   if (c.rows == 0) {
     for (int i = id; parameters && i < group * entries; i += kThreads) {

@@ -38,6 +38,11 @@ inline std::int64_t delta_chunk_slots(const DeltaProblem& p) {
   return p.cu_seqlens ? p.T / kDeltaBT + p.N : p.N * ((p.T + kDeltaBT - 1) / kDeltaBT);
 }
 
+// Chunks in the workspace at a time.
+inline std::int64_t delta_chunk_places(const DeltaProblem& p, const DeltaPlan& plan) {
+  return plan.round > 0 ? p.N * plan.round : delta_chunk_slots(p);
+}
+
 // Places of segments in the workspace, in the way of delta_chunk_slots.
 inline std::int64_t delta_segment_slots(const DeltaProblem& p, std::int64_t chunks) {
   const std::int64_t tokens = chunks * kDeltaBT;
