@@ -256,7 +256,7 @@ def main(argv=None):
     if not a.prepare and a.out is None:
         p.error('LIBFLA.so and OUT.json: expected both')
     if a.prepare:
-        os.environ['FLA_CACHE_RESULTS'] = '0'  # before FLA is imported
+        os.environ.setdefault('FLA_CACHE_RESULTS', '0')  # before FLA is imported
     refuses = False
     try:
         chunk_o = importlib.import_module('fla.ops.common.chunk_o')

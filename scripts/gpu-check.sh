@@ -1,16 +1,20 @@
 #!/usr/bin/env bash
-# scripts/gpu-check.sh [-b DIR] [-o FILE] [-q]: proves and times the CUDA backend on this machine's GPU and leaves one
-# report. DIR holds what `make cuda` builds (default build/cuda/bin), FILE is the report (default gpu-report.md); -q
-# leaves out the sanitizers, the reruns under load and the long shapes. $FLA_GOLDEN is the folder of the recorded cases
-# (default tests/golden). Exit status: 0 all is right, 1 something is not, 2 there is no GPU that can be used.
+# scripts/gpu-check.sh [-b DIR] [-o FILE] [-q] [-n] [-s SECONDS]: proves and times the CUDA backend on this machine's GPU
+# and leaves one report. DIR holds what `make cuda` builds (default build/cuda/bin), FILE is the report (default
+# gpu-report.md); -q leaves out the sanitizers, the reruns under load and the long shapes, -n all benchmarks; a sanitizer
+# may take SECONDS for a family (default 600), after which it counts as not right. $FLA_GOLDEN is the folder of the
+# recorded cases (default tests/golden). Exit status: 0 all is right, 1 something is not, 2 there is no GPU that can be
+# used.
 set -uo pipefail
-cd "$(dirname "$0")/.."
-bin=build/cuda/bin report=gpu-report.md quick=0
-while getopts b:o:q option; do
+cd "$(dirname "$0")/.." || exit 2
+bin=build/cuda/bin report=gpu-report.md quick=0 bench=1 limit=600
+while getopts b:o:qns: option; do
   case $option in
     b) bin=$OPTARG ;;
     o) report=$OPTARG ;;
     q) quick=1 ;;
+    n) bench=0 ;;
+    s) limit=$OPTARG ;;
     *) exit 2 ;;
   esac
 done
@@ -52,6 +56,11 @@ for_families() {
   rm -rf "$logs"
   return $rc
 }
+# What a command left in FILE and its status in FILE.rc.
+told() {
+  cat "$1"
+  return "$(<"$1.rc")"
+}
 # 52 runs of what must not change by a bit, four processes at once.
 rerun() {
   local pids=() rc=0 pid
@@ -82,24 +91,32 @@ step "Gate" "$bin/fla" gate "${families[@]}" --device cuda
 if ((!quick)); then
   step "Reruns under load" rerun
   if sanitizer=$(command -v compute-sanitizer); then
-    for tool in memcheck initcheck synccheck racecheck; do
-      step "compute-sanitizer $tool" for_families timeout 240 "$sanitizer" --tool "$tool" --error-exitcode 1 \
-        "$bin/fla" check {} --device cuda --dtype bf16
+    logs=$(mktemp -d) tools=(memcheck initcheck synccheck racecheck)
+    for tool in "${tools[@]}"; do
+      (for_families timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 1 \
+        "$bin/fla" check {} --device cuda --dtype bf16 >"$logs/$tool"; echo $? >"$logs/$tool.rc") &
     done
+    wait
+    for tool in "${tools[@]}"; do
+      step "compute-sanitizer $tool, fla check of each family's recorded cases in bf16" told "$logs/$tool"
+    done
+    rm -rf "$logs"
   else
     say "" "## compute-sanitizer" "" "Not run: it is not installed here."
   fi
 fi
-small='B4_T2048_H16_D128,B8_T1024_H8_D64'
-for operator in chunk_linear_attn chunk_simple_gla chunk_gla chunk_gdn chunk_kda; do
-  step "Benchmark, $operator" "$bin/fla" bench "$operator" --device cuda --dtype bf16 --shapes "$small"
-done
-if ((!quick)); then
-  step "Benchmark, diagonal decay" "$bin/fla_cuda_diag_bench"
-  step "Benchmark, delta rule" "$bin/fla_cuda_delta_bench"
+if ((bench)); then
+  small='B4_T2048_H16_D128,B8_T1024_H8_D64'
+  for operator in chunk_linear_attn chunk_simple_gla chunk_gla chunk_gdn chunk_kda; do
+    step "Benchmark, $operator" "$bin/fla" bench "$operator" --device cuda --dtype bf16 --shapes "$small"
+  done
+  if ((!quick)); then
+    step "Benchmark, diagonal decay" "$bin/fla_cuda_diag_bench"
+    step "Benchmark, delta rule" "$bin/fla_cuda_delta_bench"
+  fi
+  step "Benchmark, decode" "$bin/fla" bench gla_step gdn_step kda_step --device cuda --dtype bf16 --modes fwd \
+    --custom-shapes '{"B256_T1_H64_D128": {"B": 256, "T": 1, "H": 64, "D": 128}}'
 fi
-step "Benchmark, decode" "$bin/fla" bench gla_step gdn_step kda_step --device cuda --dtype bf16 --modes fwd \
-  --custom-shapes '{"B256_T1_H64_D128": {"B": 256, "T": 1, "H": 64, "D": 128}}'
 
 say "" "## Verdict" ""
 if ((${#bad[@]} > 0)); then
