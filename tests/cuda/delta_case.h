@@ -186,8 +186,8 @@ struct DeltaData {
     const bool raw = c.activation != GateActivation::Kind::None;
     const auto gate = [&] {
       const float x = normal(rng), u = uniform(rng);
-      if (raw) return x;
       if (u < c.strong_share) return c.strong;
+      if (raw) return x;
       if (u > 1.0F - c.zero_share) return 0.0F;
       return -std::log1p(std::exp(-x)) / c.gate_divisor;
     };

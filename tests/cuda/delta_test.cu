@@ -632,6 +632,32 @@ TEST(CudaDeltaBackward, WideKeyAndValues) {
                  1e-2);
 }
 
+// A raw gate at an end of its range has a log gate and finite gradients.
+TEST(CudaDeltaBackward, EndsOfRawGates) {
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const auto activation : {GateActivation::Kind::Softplus, GateActivation::Kind::Bounded}) {
+      for (const float end : {-INFINITY, 1e30F, INFINITY}) {
+        SCOPED_TRACE(::testing::Message() << "gate " << static_cast<int>(gate) << ", activation "
+                                          << static_cast<int>(activation) << ", " << end);
+        DeltaCase c{.T = 34,
+                    .H = 1,
+                    .HV = 2,
+                    .K = 32,
+                    .V = 16,
+                    .gate = gate,
+                    .strong_share = 0.2F,
+                    .strong = end,
+                    .activation = activation};
+        check(c, DeltaKernel::Chunk, kSixteen);
+        check_backward(c, 8e-3, 2e-2);
+        c.type = DType::F32;
+        check(c, DeltaKernel::Token, kExact);
+        check_backward(c, 2e-5, 1e-4, DeltaKernel::Token);
+      }
+    }
+  }
+}
+
 TEST(CudaDeltaBackward, TokenPlainRule) {
   check_backward({.B = 2,
                   .T = 70,

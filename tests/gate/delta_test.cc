@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <set>
 #include <string>
 #include <vector>
@@ -252,6 +253,24 @@ void Growing(const Registry::Entry& e) {
   }
 }
 
+// A raw gate at an end of its range has a log gate and finite gradients.
+void EndsOfRawGates(const Registry::Entry& e) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const auto& backend : backends(e)) {
+    const Case plain = with_states(make_case(e.spec.name, sizes(1, 70, 2, 20, 17)));
+    std::vector<Case> cases = {completed(plain.flag("use_gate_in_kernel", true), "use_gate_in_kernel")};
+    if (plain.has_flag("lower_bound")) cases.push_back(cases[0].flag("lower_bound", -5.0));
+    for (const Case& c : cases)
+      for (const double end : {-kInfinity, 1e30, kInfinity}) {
+        std::vector<double> x = tools::values(c.input("g"));
+        for (std::size_t i = 3; i < x.size(); i += 5) x[i] = end;
+        const Buffer g = tools::clone(c.input("g"));
+        tools::assign(g.view(), x);
+        expect_finite(c.with("g", g.view()), backend);
+      }
+  }
+}
+
 bool grouped(const FunctionSpec& s) { return takes_dim(s, "HV"); }
 bool one_key(const FunctionSpec& s) {
   static const std::set<std::string> families = {
@@ -259,13 +278,15 @@ bool one_key(const FunctionSpec& s) {
       "precond_kda", "gated_delta_product"};
   return families.contains(s.operation);
 }
+bool raw_gate(const FunctionSpec& s) { return s.find_flag("use_gate_in_kernel") != nullptr; }
 // Comba erases from the undecayed state, exp(g) - 400 beta along its key, which no gate holds.
 bool held_by_gates(const FunctionSpec& s) { return one_key(s) && s.operation != "comba"; }
 
 const bool registered = for_every_function("GroupedHeads", GroupedHeads, grouped) &&
                         for_every_function("NearSingular", NearSingular, one_key) &&
                         for_every_function("LongKeys", LongKeys, held_by_gates) &&
-                        for_every_function("Growing", Growing, one_key);
+                        for_every_function("Growing", Growing, one_key) &&
+                        for_every_function("EndsOfRawGates", EndsOfRawGates, raw_gate);
 
 }  // namespace
 }  // namespace fla::gate

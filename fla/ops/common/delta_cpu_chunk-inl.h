@@ -44,19 +44,20 @@ HWY_INLINE V activate_v(D d, const DeltaGate& gate, V y) {
   return y;
 }
 
-// slope = dg/dy, slope_A = dg/dA_log.
+// slope = dg/dy, slope_A = dg/dA_log. The latter grows with y where nothing depends on it any more: it is 0 there, as
+// the product is in the limit, so that an infinite raw gate has gradients too.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void gate_slopes(D d, const DeltaGate& gate, V y, V g, V* slope, V* slope_A) {
   const V m = hn::Set(d, gate.multiplier), one = hn::Set(d, 1.0F);
   if (gate.kind == GateActivation::Kind::Softplus) {
     *slope = hn::Neg(hn::Mul(m, sigmoid_v(d, y)));
-    *slope_A = g;
+    *slope_A = hn::IfThenZeroElse(hn::Le(g, hn::Set(d, static_cast<float>(kLeastGate))), g);
     return;
   }
   if (gate.kind == GateActivation::Kind::Bounded) {
     const V s = sigmoid_v(d, hn::Mul(m, y));
     *slope = hn::Mul(hn::Mul(hn::Set(d, gate.lower_bound), m), hn::Mul(s, hn::Sub(one, s)));
-    *slope_A = hn::Mul(*slope, y);
+    *slope_A = hn::IfThenZeroElse(hn::Eq(*slope, hn::Zero(d)), hn::Mul(*slope, y));
     return;
   }
   *slope = one;

@@ -126,7 +126,10 @@ FLA_DEVICE float activate(const DeltaArgs& p, float raw, float bias, float multi
   if (p.gate == GateActivation::Kind::Softplus) return -multiplier * (y > 20.0F ? y : log1pf(expf(y)));
   return p.lower_bound * sigmoid(multiplier * y);
 }
-// The log gate's derivatives by the raw gate and by A_log.
+// e^g is 0 in fp32 below this.
+inline constexpr float kZeroDecay = -104.0F;
+// The log gate's derivatives by the raw gate and by A_log. The latter grows with the raw gate where nothing depends on
+// it any more: it is 0 there, as the product is in the limit, so that an infinite raw gate has gradients too.
 struct GateSlopes {
   float raw, A_log;
 };
@@ -134,10 +137,11 @@ FLA_DEVICE GateSlopes gate_slopes(const DeltaArgs& p, float raw, float bias, flo
   if (p.gate == GateActivation::Kind::None) return {1.0F, 0.0F};
   const float y = raw + bias;
   if (p.gate == GateActivation::Kind::Softplus) {
-    return {-multiplier * sigmoid(y), activate(p, raw, bias, multiplier)};
+    const float g = activate(p, raw, bias, multiplier);
+    return {-multiplier * sigmoid(y), g < kZeroDecay ? 0.0F : g};
   }
   const float x = sigmoid(multiplier * y), slope = p.lower_bound * multiplier * x * (1.0F - x);
-  return {slope, slope * y};
+  return {slope, slope == 0.0F ? 0.0F : slope * y};
 }
 FLA_DEVICE float gate_multiplier(const DeltaArgs& p, int hv) {
   return p.A_log.present() ? expf(p.A_log.load(hv)) : 1.0F;

@@ -273,14 +273,16 @@ double gate_chain(const Walk& w, double raw, std::int64_t channel, double dg, co
   const GateActivation& gate = w.p.gate;
   if (gate.kind == GateActivation::Kind::None) return dg;
   const double y = w.shifted(raw, channel), e = w.multiplier();
+  // A raw gate may be infinite: its share of dA_log is then the limit, 0.
+  const auto share = [](double slope, double x) { return slope == 0.0 ? 0.0 : slope * x; };
   double draw = 0.0;
   if (gate.kind == GateActivation::Kind::Softplus) {
     draw = -dg * e * sigmoid(y);
-    *sums.dA_log += dg * w.activate(raw, channel);
+    *sums.dA_log += share(dg, w.activate(raw, channel));
   } else {
     const double s = sigmoid(e * y), r = dg * gate.lower_bound * s * (1.0 - s);
     draw = r * e;
-    *sums.dA_log += r * e * y;
+    *sums.dA_log += share(draw, y);
   }
   sums.ddt_bias[channel] += draw;
   return draw;
