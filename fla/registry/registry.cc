@@ -5,6 +5,7 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <optional>
 #include <set>
 
 #include "fla/core/version.h"
@@ -238,13 +239,13 @@ Status check_stream(const Context& ctx, const Registry::Entry& e, const Checked&
 }
 
 // What a call on an accelerator meets when the operation has no backend for it.
-std::string no_backend_for(DeviceType device, const Registry::Entry& e) {
+std::optional<RouteStep> no_backend_for(DeviceType device, const Registry::Entry& e) {
   if (device == DeviceType::Cpu || std::any_of(e.candidates.begin(), e.candidates.end(),
                                                [device](const auto& c) { return c.backend->device == device; }))
-    return "";
-  return std::string(build_info().cuda).empty()
-             ? "\n  cuda: unavailable: this build has no CUDA code (FLA_CUDA=OFF)"
-             : "\n  cuda: not implemented: " + e.spec.operation + " has no CUDA kernels";
+    return {};
+  if (std::string(build_info().cuda).empty())
+    return RouteStep{"cuda", "", RouteStep::Outcome::Unavailable, "this build has no CUDA code (FLA_CUDA=OFF)"};
+  return RouteStep{"cuda", "", RouteStep::Outcome::NotImplemented, e.spec.operation + " has no CUDA kernels"};
 }
 
 Status check_backend_name(const Context& ctx, const Registry::Entry& e) {
@@ -277,6 +278,9 @@ enum class Purpose { Run, Ask };  // only a call that runs is logged
 Status choose(const Context& ctx, const Registry::Entry& e, const void* args, const CallInfo& info, Purpose purpose,
               Choice& choice, std::vector<RouteStep>* steps) {
   using O = RouteStep::Outcome;
+  const auto refusal = [](const std::string& backend, O outcome, const std::string& reason) {
+    return "\n  " + backend + ": " + name_of(outcome) + ": " + reason;
+  };
   std::string refusals = kDispatchDisabled ? "\n  FLA_DISABLE_BACKEND_DISPATCH was 1 when the library was loaded" : "";
   if (!kDispatchDisabled) {
     for (const auto& c : e.candidates) {
@@ -294,10 +298,13 @@ Status choose(const Context& ctx, const Registry::Entry& e, const void* args, co
         return {};
       }
       if (t.outcome == O::Accepted && choice.kernel == nullptr) choice.kernel = c.kernel;
-      if (t.outcome != O::Accepted) refusals += "\n  " + c.backend->name + ": " + name_of(t.outcome) + ": " + t.reason;
+      if (t.outcome != O::Accepted) refusals += refusal(c.backend->name, t.outcome, t.reason);
     }
   }
-  refusals += no_backend_for(info.device.type, e);
+  if (auto none = no_backend_for(info.device.type, e)) {
+    refusals += refusal(none->backend, none->outcome, none->reason);
+    if (steps != nullptr) steps->push_back(std::move(*none));
+  }
   const bool reference_allowed = ctx.options().backend.empty() || ctx.options().backend == kReference;
   const bool reference_serves = e.reference != nullptr && e.reference->launch && info.device.type == DeviceType::Cpu;
   if (steps != nullptr)

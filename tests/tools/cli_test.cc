@@ -484,6 +484,7 @@ TEST_F(Cli, ExplainSaysWhoServesAndWhyNot) {
   const Ended none = fla({"explain", "chunk_gla", "--shape", "B=1,T=64,H=2,D=32", "--device", "cuda"});
   EXPECT_EQ(none.code, 2);
   EXPECT_HAS(none.out, "no backend takes this call");
+  EXPECT_HAS(none.out, "this build has no CUDA code");
 }
 
 TEST_F(Cli, BenchGivesARowPerShapeAndMode) {
