@@ -162,10 +162,8 @@ void print_markdown(const Registry& r, const std::vector<const Entry*>& list) {
 }
 
 std::string limits_text(const FlagSpec& f) {
-  std::string s;
-  if (f.type == FlagSpec::Type::Int && f.min > -1e300)
-    s = f.max < 1e300 ? fmt::format("{} to {}", f.min, f.max) : fmt::format("at least {}", f.min);
-  if (f.power_of_two) s += s.empty() ? "a power of two" : ", a power of two";
+  std::string s = f.limits();
+  if (f.power_of_two && f.min < f.max) s += s.empty() ? "a power of two" : ", a power of two";
   return s;
 }
 

@@ -34,6 +34,14 @@ std::string ArgSpec::name_in_files() const {
   return name;
 }
 
+std::string FlagSpec::limits() const {
+  const bool least = min > -1e300, most = max < 1e300;
+  if (!least && !most) return "";
+  if (!least) return "at most " + to_string(FlagValue{max});
+  if (!most) return "at least " + to_string(FlagValue{min});
+  return to_string(FlagValue{min}) + (min < max ? " to " + to_string(FlagValue{max}) : "");
+}
+
 const ArgSpec* FunctionSpec::find_arg(std::string_view n) const {
   for (const auto& a : args)
     if (a.name == n) return &a;
@@ -258,15 +266,10 @@ struct Checker {
           return bad(f.name, "must be above 0, got " + to_string(v));
         if (f.sign == FlagSpec::Sign::Negative && !(*d < 0.0))
           return bad(f.name, "must be below 0, got " + to_string(v));
-        if (*d < f.min || *d > f.max)
-          return bad(f.name, "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max}) +
-                                 ", got " + to_string(v));
+        if (*d < f.min || *d > f.max) return bad(f.name, "expected " + f.limits() + ", got " + to_string(v));
       } else if (const auto* i = std::get_if<std::int64_t>(&v)) {
         if (static_cast<double>(*i) < f.min || static_cast<double>(*i) > f.max)
-          return bad(f.name, (f.max > 1e300
-                                  ? "expected at least " + to_string(FlagValue{f.min})
-                                  : "expected " + to_string(FlagValue{f.min}) + " to " + to_string(FlagValue{f.max})) +
-                                 ", got " + to_string(v));
+          return bad(f.name, "expected " + f.limits() + ", got " + to_string(v));
         if (f.power_of_two && (*i & (*i - 1)) != 0) return bad(f.name, "expected a power of two, got " + to_string(v));
       }
     }

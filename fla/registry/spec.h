@@ -107,6 +107,9 @@ struct FlagSpec {
   std::string excludes{};                              // a flag that cannot come with it
   std::function<void(void*, const FlagValue&)> set{};  // empty: the flag only asks for an output
   std::function<FlagValue(const void*)> value{};
+
+  // "32 to 64", "64", "at least 1", "at most 8"; empty: any number.
+  FLA_API std::string limits() const;
 };
 
 // Sizes of a call, by symbol ("B" -> 2). No allocation: symbols are views of the spec's own strings or of literals.
