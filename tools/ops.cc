@@ -42,13 +42,13 @@ const ArgSpec* first_wide(const FunctionSpec& spec) {
   return nullptr;
 }
 
-// "F32 F16 BF16 F64" or "as q"
+// "F32 F16 BF16 F64", "as q" or "F32, or F64 as q"
 std::string types_text(const FunctionSpec& spec, const ArgSpec& a) {
   if (a.types == Types::Like) return "as " + a.like;
   const ArgSpec* wide = first_wide(spec);
   if (a.types == Types::Wide && wide != nullptr && wide->name != a.name) return "as " + wide->name;
-  if (a.types == Types::Acc) return "F32";
-  return join(dtypes_of(spec, a), " ");
+  const std::vector<std::string> types = dtypes_of(spec, a);
+  return a.types == Types::Acc && wide != nullptr ? join(types, ", or ") + " as " + wide->name : join(types, " ");
 }
 
 const char* type_name(FlagSpec::Type t) {

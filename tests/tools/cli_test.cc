@@ -430,6 +430,18 @@ TEST_F(Cli, ADeprecatedNameWarnsOnce) {
   EXPECT_EQ(warnings(r.err), 0U) << r.err;
 }
 
+TEST_F(Cli, SignaturesTellTypesOfStates) {
+  const auto line_of = [](const std::string& text, const std::string& name) {
+    const std::size_t begin = text.find("\n    " + name + " ");
+    return begin == std::string::npos ? "" : text.substr(begin + 1, text.find('\n', begin + 1) - begin - 1);
+  };
+  const std::string chunk = fla({"ops", "--signature", "chunk_precond_kda"}).out;
+  for (const char* name : {"initial_state", "log_atk_scale", "final_state", "final_A_state"})
+    EXPECT_HAS(line_of(chunk, name), "  F32, or F64 as q  ");
+  EXPECT_HAS(line_of(fla({"ops", "--signature", "fused_recurrent_precond_kda"}).out, "initial_state"),
+             "  F32 F16 BF16 F64  ");
+}
+
 TEST_F(Cli, SignaturesOfBackwardsTellTheNamesInFiles) {
   const Ended r = fla({"ops", "--signature", "chunk_gla_backward"});
   EXPECT_EQ(r.code, 0);

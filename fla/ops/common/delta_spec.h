@@ -66,7 +66,10 @@ OpSpec<A, G>& add_delta_states(OpSpec<A, G>& s, const char* dims, const char* v_
   s.opt_in("initial_state", &A::initial_state, dims, &G::dh0,
            {.types = initial, .gen = {.kind = Gen::Kind::None}, .swapped_by = v_first, .doc = "absent = zeros"});
   s.out("final_state", &A::final_state, dims, &G::dht,
-        {.types = Types::Acc, .requested_by = "output_final_state", .swapped_by = v_first, .doc = "F32"});
+        {.types = Types::Acc,
+         .requested_by = "output_final_state",
+         .swapped_by = v_first,
+         .doc = "state after the last token"});
   return s.output_flag("output_final_state", "return the state after the last token");
 }
 
@@ -127,8 +130,9 @@ template <typename A, typename G>
 OpSpec<A, G>& add_precond_states(OpSpec<A, G>& s, const std::string& heads) {
   s.opt_in("initial_A_state", &A::initial_A_state, "N " + heads + " K", &G::dA0,
            extra_input("key statistics before the first token, not negative; absent = zeros"));
-  return s.out("final_A_state", &A::final_A_state, "N " + heads + " K", &G::dAt,
-               {.types = Types::Acc, .requested_by = "output_final_state", .doc = "key statistics, F32"});
+  return s.out(
+      "final_A_state", &A::final_A_state, "N " + heads + " K", &G::dAt,
+      {.types = Types::Acc, .requested_by = "output_final_state", .doc = "key statistics after the last token"});
 }
 template <typename A, typename G>
 OpSpec<A, G>& add_precond_flags(OpSpec<A, G>& s, const std::string& heads) {

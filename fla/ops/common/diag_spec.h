@@ -28,7 +28,10 @@ OpSpec<A, G>& add_state_args(OpSpec<A, G>& s, const char* v_first) {
   s.opt_in("initial_state", &A::initial_state, "N H K V", &G::dh0,
            {.types = Types::Float, .gen = {.kind = Gen::Kind::None}, .swapped_by = v_first, .doc = "absent = zeros"});
   s.out("final_state", &A::final_state, "N H K V", &G::dht,
-        {.types = Types::Acc, .requested_by = "output_final_state", .swapped_by = v_first, .doc = "F32"});
+        {.types = Types::Acc,
+         .requested_by = "output_final_state",
+         .swapped_by = v_first,
+         .doc = "state after the last token"});
   return s.output_flag("output_final_state", "return the state after the last token");
 }
 

@@ -47,7 +47,7 @@ void register_hgrn_spec(Registry& r) {
   {
     Spec s = begin(kChunkHgrn, kChunkHgrnBackward,
                    "Element-wise gated recurrence, chunks of time side by side: for long sequences of few channels.",
-                   {.types = Types::Acc, .doc = "F32"});
+                   {.types = Types::Acc, .doc = "output"});
     s.without("cu_seqlens", &A::cu_seqlens).family_export();
     r.add(s);
   }

@@ -41,7 +41,7 @@ void add(Registry& r, FunctionId<A> f, FunctionId<G> b, bool normalize, bool rev
             .gen = {.kind = Gen::Kind::None},
             .doc = "running sum of past keys, with normalize only; absent = zeros"})
       .out("final_state.1", &A::final_z, "N 1 H K", &G::dzt,
-           {.types = Types::Acc, .doc = "running sum of keys, always returned with normalize; F32"});
+           {.types = Types::Acc, .doc = "running sum of keys, always returned with normalize"});
   if (reverse) {
     add_reverse(s, &A::reverse);
   } else {

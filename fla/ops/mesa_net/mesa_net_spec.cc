@@ -49,7 +49,7 @@ void register_mesa_net_spec(Registry& r) {
     const ArgOptions state = extra_input("absent = zeros", Types::Acc);
     ArgOptions moment = extra_input("symmetric, positive semidefinite; absent = zeros", Types::Acc);
     moment.gen.kind = Gen::Kind::Moment;
-    const ArgOptions last = {.types = Types::Acc, .requested_by = "output_final_state", .doc = "F32"};
+    const ArgOptions last = {.types = Types::Acc, .requested_by = "output_final_state", .doc = "after the last token"};
     s.opt_in("h_kk_init", &A::h_kk_init, "N H K K", &G::dh_kk0, moment)
         .opt_in("h_kv_init", &A::h_kv_init, "N H K K", &G::dh_kv0, state)
         .out("o", &A::o, "B T H K", &G::do_, {.doc = "output"})
@@ -83,8 +83,8 @@ void register_mesa_net_spec(Registry& r) {
             {.types = Types::Acc, .gen = {.kind = Gen::Kind::Moment}, .doc = "symmetric, positive semidefinite"})
         .in("prev_h_kv", &A::prev_h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "the other state"})
         .out("o", &A::o, "B H V", nullptr, {.doc = "output"})
-        .out("h_kk", &A::h_kk, "B H K K", nullptr, {.types = Types::Acc, .doc = "F32"})
-        .out("h_kv", &A::h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "F32"});
+        .out("h_kk", &A::h_kk, "B H K K", nullptr, {.types = Types::Acc, .doc = "after the token"})
+        .out("h_kv", &A::h_kv, "B H K V", nullptr, {.types = Types::Acc, .doc = "after the token"});
     add_statistics(s, "B H");
     s.flag("max_CG_iteration", &A::max_CG_iteration, {.def = std::int64_t{30}, .min = 1, .max = 4096},
            "steps of conjugate gradients, always all of them");
