@@ -60,11 +60,14 @@ CLI::App* add_command(CLI::App& root, const std::string& name, const std::string
   return app;
 }
 
+std::string either(const std::vector<std::string>& words) {
+  std::string s;
+  for (std::size_t i = 0; i < words.size(); ++i) s += (i == 0 ? "" : i + 1 == words.size() ? " or " : ", ") + words[i];
+  return s;
+}
+
 CLI::Validator one_of(std::vector<std::string> names) {
-  std::string expected;
-  for (std::size_t i = 0; i < names.size(); ++i)
-    expected += (i == 0 ? "" : i + 1 == names.size() ? " or " : ", ") + names[i];
-  const std::string kind = join(names, "|");
+  const std::string expected = either(names), kind = join(names, "|");
   return CLI::Validator(
       [names = std::move(names), expected](std::string& s) {
         return std::find(names.begin(), names.end(), s) != names.end() ? std::string()

@@ -75,6 +75,7 @@ Command add_doctor(CLI::App& root);
 
 // ---- options
 
+std::string either(const std::vector<std::string>& words);  // "a, b or c"
 // "expected a, b or c, got 'd'"
 CLI::Validator one_of(std::vector<std::string> names);
 CLI::Validator integer(std::int64_t least, std::int64_t most);

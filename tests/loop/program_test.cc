@@ -177,8 +177,10 @@ class LoopProgram : public ::testing::Test {
 TEST_F(LoopProgram, InitRefusesWhatIsWrongBeforeItMakesAnything) {
   const std::pair<Words, const char*> bad[] = {
       {{"--device", "tpu"}, "device: expected cpu or cuda, got 'tpu'"},
-      {{"--dtype", "f64"}, "dtype: expected f32 or bf16 or f16, got 'f64'"},
+      {{"--device", ""}, "device: expected cpu or cuda, got ''"},
+      {{"--dtype", "f64"}, "dtype: expected f32, bf16 or f16, got 'f64'"},
       {{"--threads", "few"}, "threads: expected all or a number, got 'few'"},
+      {{"--threads", ""}, "threads: expected a value, got ''"},
       {{"--cap", "0"}, "iteration cap: expected a number of iterations, got '0'"},
   };
   for (const auto& [more, text] : bad) {

@@ -20,8 +20,8 @@ const std::vector<ContractField>& contract_fields() {
       {"baseline", "", "commit that the speedup is measured against"},
       {"languages", "--languages", "implementation languages that are allowed"},
       {"kernel scope", "--scope", "files that an iteration may change: patterns separated by commas"},
-      {"device", "--device", "where calls are timed: cpu or cuda"},
-      {"dtype", "--dtype", "of q, k and v: f32, bf16 or f16"},
+      {"device", "--device", "where calls are timed: cpu or cuda", {"cpu", "cuda"}},
+      {"dtype", "--dtype", "of q, k and v: f32, bf16 or f16", {"f32", "bf16", "f16"}},
       {"threads", "--threads", "of a timed call: all, or a number; one thread can be timed on a busy machine"},
       {"validation command", "", "what proves a candidate right"},
       {"benchmark command", "", "what times it"},
@@ -170,11 +170,8 @@ std::vector<std::string> Contract::wrong() const {
   look("target speedup", target_speedup() == 0, "a number above 1");
   look("iteration cap", cap() == 0, "a number of iterations");
   look("threads", threads() < 0, "all or a number");
-  const auto one_of = [&](const char* key, const std::vector<std::string>& words) {
-    look(key, std::ranges::find(words, (*this)[key]) == words.end(), join(words, " or "));
-  };
-  one_of("device", {"cpu", "cuda"});
-  one_of("dtype", {"f32", "bf16", "f16"});
+  for (const auto& f : contract_fields())
+    look(f.key, !f.words.empty() && std::ranges::find(f.words, (*this)[f.key]) == f.words.end(), either(f.words));
   for (const auto& m : target_modes()) look("target modes", m != "fwd" && m != "fwdbwd", "fwd, fwdbwd or both");
   return list;
 }

@@ -18,6 +18,7 @@ struct ContractField {
   const char* key;     // in the file and the twin
   const char* option;  // of `loop init`
   const char* doc;
+  std::vector<std::string> words = {};  // its value is one of these; empty: any text
 };
 const std::vector<ContractField>& contract_fields();
 

@@ -36,7 +36,9 @@ Command add_loop(CLI::App& root) {
 
   CLI::App* init = command("init", "write the task contract, then measure the baseline", o->init.op);
   for (const auto& f : contract_fields())
-    if (*f.option != '\0') init->add_option(f.option, o->init.fields[f.key], f.doc);
+    if (*f.option != '\0')
+      init->add_option(f.option, o->init.fields[f.key], f.doc)
+          ->check(f.words.empty() ? not_empty("a value") : one_of(f.words));
   init->add_option("--file", o->init.file, "a filled contract (docs/draft.md's table)");
 
   CLI::App* step = command("step", "one iteration: commit the change, gate, benchmark, log", o->step.op);
