@@ -687,8 +687,8 @@ Json to_json(const BenchRun& b) {
 void print_bench(const BenchRun& b) {
   const BuildInfo& info = build_info();
   if (b.device == "cpu")
-    print("{}, {}, {} threads: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu,
-          b.machine.isa, b.threads, b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
+    print("{}, {}, {}: {:.1f} GFLOP/s F32 ({:.1f} one thread), {:.1f} GB/s read from memory\n", b.machine.cpu,
+          b.machine.isa, threads_text(b.threads), b.roof.gflops, b.roof.gflops_thread, b.roof.memory_gbytes());
   else
     print(
         "{}, driver {}, runtime {}: {:.0f} GB/s at most; times are the device's, cache replaced before each call\n"

@@ -173,7 +173,8 @@ int run(const Options& o) {
     for (const Route& x : routes) out["routes"].push_back(to_json(x));
     print_json(out);
   } else {
-    print("{} {} {} on {} ({}, {} threads)\n", spec.name, o.shape, o.call.dtype, o.call.device, m.isa, ctx.threads());
+    print("{} {} {} on {} ({}, {})\n", spec.name, o.shape, o.call.dtype, o.call.device, m.isa,
+          threads_text(ctx.threads()));
     for (const Route& x : routes) print_route(x);
   }
   return served ? kGood : kUsage;

@@ -16,6 +16,7 @@
 #include "fla/registry/dynamic.h"
 #include "tools/command.h"
 #include "tools/common/buffer.h"
+#include "tools/common/machine.h"
 #include "tools/common/placement.h"
 #include "tools/common/safetensors.h"
 #include "tools/plugin.h"
@@ -150,8 +151,8 @@ int run(const Options& o) {
                 {"outputs", std::move(outputs)}});
   } else {
     for (const auto& [name, t] : tensors) print("{} {} {}\n", name, name_of(t.dtype), shape_string(t.dims()));
-    print("{}: {} ({}), {:.3f} ms, {} threads, written to {}\n", spec.name, forward_route.backend, forward_route.kernel,
-          ms, ctx.threads(), out);
+    print("{}: {} ({}), {:.3f} ms, {}, written to {}\n", spec.name, forward_route.backend, forward_route.kernel, ms,
+          threads_text(ctx.threads()), out);
   }
   return kGood;
 }

@@ -64,7 +64,7 @@ Json candidate_json(std::string commit) {
 void print_verdict(const BaseComparison& c) {
   const PairedRun& run = c.run;
   const std::string where = run.device == "cpu"
-                                ? fmt::format("{}, {}, {} threads", run.machine.cpu, run.machine.isa, run.threads)
+                                ? fmt::format("{}, {}, {}", run.machine.cpu, run.machine.isa, threads_text(run.threads))
                                 : fmt::format("{}, driver {}", run.gpu.name, run.gpu.driver);
   print("{}; base {} ({}{}), candidate {}; one process, in turns, equal bytes\n", where, c.base.ref,
         short_commit(c.base.commit), c.base.own ? ", a copy of this build" : "", c.candidate_commit);

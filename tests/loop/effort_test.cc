@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tools/loop/session.h"
 
 namespace fla::tools {
 namespace {
@@ -238,6 +239,11 @@ TEST(Decide, EvidenceNeedsTheWholeGate) {
     EXPECT_FALSE(unproven.gate_green) << key;
     EXPECT_EQ(unproven.bench_ms, 0) << key;  // a failed gate has no bench value
   }
+}
+
+TEST(Environment, CountsThreads) {
+  EXPECT_NE(environment_line({{"threads", 1}}).find(", 1 thread; "), std::string::npos);
+  EXPECT_NE(environment_line({{"threads", 2}}).find(", 2 threads; "), std::string::npos);
 }
 
 TEST(Dispatch, BucketsAreWrittenWithTheirEvidence) {

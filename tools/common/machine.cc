@@ -176,6 +176,8 @@ Roof measure_roof(ThreadPool& pool) {
   return roof;
 }
 
+std::string threads_text(int threads) { return std::to_string(threads) + (threads == 1 ? " thread" : " threads"); }
+
 double floor_ms(const Roof& roof, double flops, double bytes) {
   double gbytes = roof.levels.empty() ? 0.0 : roof.levels.front().gbytes;
   for (const Roof::Level& l : roof.levels)

@@ -19,6 +19,8 @@ struct Machine {
 };
 Machine machine();
 
+std::string threads_text(int threads);  // "1 thread"
+
 // Measured with every thread of the pool at work; each the best of a few passes, about 0.3 s together.
 struct Roof {
   double gflops_thread = 0.0;  // F32 fused multiply-adds, two operations each, one thread alone

@@ -160,8 +160,8 @@ std::string environment_line(const Json& machine) {
   const std::string device = !gpu.is_object() ? ""
                                               : fmt::format("{}, driver {}, runtime {}; ", gpu.value("name", "?"),
                                                             gpu.value("driver", "?"), gpu.value("runtime", "?"));
-  return device + fmt::format("{}, {}, {} threads; {}; {}; {}; commit {}", machine.value("cpu", "?"),
-                              machine.value("isa", "?"), machine.value("threads", 0), machine.value("system", "?"),
+  return device + fmt::format("{}, {}, {}; {}; {}; {}; commit {}", machine.value("cpu", "?"), machine.value("isa", "?"),
+                              threads_text(machine.value("threads", 0)), machine.value("system", "?"),
                               machine.value("compiler", "?"), machine.value("flags", "?"),
                               machine.value("commit", "?"));
 }
