@@ -66,20 +66,22 @@ FLA_DEVICE DiagTask chunk_task(const DiagParams& p) {
 
 // A chunk's operands as tiles of D channels with a row pitch ld; by all threads, which commit and wait.
 template <typename T, int D>
+FLA_DEVICE void load_chunk(const DiagParams& p, const DiagTask& a, const Operand& from, bool vector, int count,
+                           Shared<T> to, int ld) {
+  if (vector && count == D && from.present() && a.from + kStateChunk <= a.to) {
+    copy_rows<kStateChunk, D, 2 * D>(p, a, from.at, a.from, 0, to, ld, thread_id());
+  } else {
+    load_tokens<kStateChunk, D>(p, a, from.at, vector, a.from, 0, 0, count, to, ld);
+  }
+}
+template <typename T, int D>
 FLA_DEVICE void load_chunk(const GradientParams& x, const DiagTask& a, Shared<T> q, Shared<T> k, Shared<T> v,
                            Shared<T> up, int ld) {
   const DiagParams& p = x.p;
-  const auto fetch = [&](const Operand& from, bool vector, int count, Shared<T> to) {
-    if (vector && count == D && from.present() && a.from + kStateChunk <= a.to) {
-      copy_rows<kStateChunk, D, 2 * D>(p, a, from.at, a.from, 0, to, ld, thread_id());
-    } else {
-      load_tokens<kStateChunk, D>(p, a, from.at, vector, a.from, 0, 0, count, to, ld);
-    }
-  };
-  fetch(p.q, p.vector_qk, p.K, q);
-  fetch(p.k, p.vector_qk, p.K, k);
-  fetch(p.v, p.vector_v, p.V, v);
-  fetch(x.up, x.vector_up, p.V, up);
+  load_chunk<T, D>(p, a, p.q, p.vector_qk, p.K, q, ld);
+  load_chunk<T, D>(p, a, p.k, p.vector_qk, p.K, k, ld);
+  load_chunk<T, D>(p, a, p.v, p.vector_v, p.V, v, ld);
+  load_chunk<T, D>(p, a, x.up, x.vector_up, p.V, up, ld);
 }
 
 // o += x S^T, x of a chunk in shared memory, S from memory as tiles (16 channels of o, 16 of x).
