@@ -24,20 +24,21 @@ double limit(const DiagCase& c) {
   return c.type == DType::F32 ? (c.state_type == DType::F32 ? 3e-6 : 3e-3) : c.type == DType::F16 ? 1.5e-3 : 5e-3;
 }
 
-void expect_forward(const DiagCase& c, int multiprocessors = 1) {
+void expect_forward(const DiagCase& c, int multiprocessors, double most) {
   for (int i = 0; i < kOrders; ++i) {
     use_order(i);
     DiagRun run(c);
     std::string error;
     const DeviceInfo d = device_with(multiprocessors);
     const double r = run.forward(d, error);
-    EXPECT_TRUE(r >= 0 && r < limit(c)) << r << " " << error << " [" << diag_forward_plan(run.device, d).text()
-                                        << "] T " << c.T << " K " << c.K << " V " << c.V << " gate "
-                                        << static_cast<int>(c.gate) << " order " << i;
-    if (!(r >= 0 && r < limit(c))) break;
+    EXPECT_TRUE(r >= 0 && r < most) << r << " " << error << " [" << diag_forward_plan(run.device, d).text() << "] T "
+                                    << c.T << " K " << c.K << " V " << c.V << " gate " << static_cast<int>(c.gate)
+                                    << " order " << i;
+    if (!(r >= 0 && r < most)) break;
   }
   use_order(0);
 }
+void expect_forward(const DiagCase& c, int multiprocessors = 1) { expect_forward(c, multiprocessors, limit(c)); }
 
 TEST(CudaDiag, HeadGate) {
   for (const Gate gate : {Gate::None, Gate::Head, Gate::Gamma, Gate::Retention, Gate::Lightning}) {
@@ -51,6 +52,19 @@ TEST(CudaDiag, ChannelGate) {
   expect_forward({.T = 100, .gate = Gate::Channel});
   expect_forward({.T = 70, .H = 1, .K = 128, .V = 128, .gate_type = DType::BF16, .gate = Gate::Channel});
   expect_forward({.T = 40, .H = 1, .K = 256, .V = 64, .type = DType::F16, .gate = Gate::Channel});
+}
+
+// Most of an output comes from its own block of 16 tokens. What is rounded there may add little to the rounding of the
+// output itself, 1.7e-3 of it in BF16 and 2.1e-4 in F16; with operands of 16 bits it doubles both.
+TEST(CudaDiag, ChannelGateWithinBlock) {
+  for (const std::int64_t K : {64, 128, 256}) {
+    const DiagCase c = {.T = 150, .H = 1, .K = K, .gate = Gate::Channel, .least_gate = -2, .h0 = false};
+    expect_forward(c, 1, 2e-3);
+    DiagCase half = c;
+    half.type = DType::F16;
+    half.least_gate = -0.3;  // k'' stays in range; some of the outputs comes from before
+    expect_forward(half, 1, 3.2e-4);
+  }
 }
 
 TEST(CudaDiag, Steps) {

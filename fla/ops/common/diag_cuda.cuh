@@ -635,13 +635,19 @@ FLA_DEVICE std::uint32_t scale_pair(std::uint32_t w, float lo, float hi) {
   return pack2<T>(to_f32(T{static_cast<std::uint16_t>(w)}) * lo, to_f32(T{static_cast<std::uint16_t>(w >> 16U)}) * hi);
 }
 
+// What the word of T that is nearest to a pair leaves out, as a word.
+template <typename T>
+FLA_DEVICE std::uint32_t low_pair(std::uint32_t nearest, float lo, float hi) {
+  return pack2<T>(lo - to_f32(T{static_cast<std::uint16_t>(nearest)}),
+                  hi - to_f32(T{static_cast<std::uint16_t>(nearest >> 16U)}));
+}
+
 // What scale_pair rounds away.
 template <typename T>
 FLA_DEVICE std::uint32_t rest_of_pair(std::uint32_t w, float lo, float hi) {
   lo *= to_f32(T{static_cast<std::uint16_t>(w)});
   hi *= to_f32(T{static_cast<std::uint16_t>(w >> 16U)});
-  const std::uint32_t r = pack2<T>(lo, hi);
-  return pack2<T>(lo - to_f32(T{static_cast<std::uint16_t>(r)}), hi - to_f32(T{static_cast<std::uint16_t>(r >> 16U)}));
+  return low_pair<T>(pack2<T>(lo, hi), lo, hi);
 }
 
 // What a state's 16-bit form leaves out, as a second operand: gradients of gates are differences of large numbers.
@@ -651,9 +657,7 @@ FLA_DEVICE FragA<T> rest_of(const FragC& c0, const FragC& c1, const FragA<T>& a)
   FLA_UNROLL
   for (int w = 0; w < 4; ++w) {
     const FragC& c = w < 2 ? c0 : c1;
-    const float lo = to_f32(T{static_cast<std::uint16_t>(a.x[w])}),
-                hi = to_f32(T{static_cast<std::uint16_t>(a.x[w] >> 16U)});
-    r.x[w] = pack2<T>(c.x[2 * (w % 2)] - lo, c.x[2 * (w % 2) + 1] - hi);
+    r.x[w] = low_pair<T>(a.x[w], c.x[2 * (w % 2)], c.x[2 * (w % 2) + 1]);
   }
   return r;
 }

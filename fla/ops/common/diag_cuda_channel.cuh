@@ -2,11 +2,14 @@
 // and L_15 its last; the products that the tensor cores see are rounded to T after scaling:
 //   q' = q 2^L    k' = k 2^(L_15 - L)    k'' = k 2^-L
 //   P = tril(scale q' k''^T)    o = scale q' S + P v    S^T = 2^L_15 o S^T + v^T k'
-// k'' is the one place with a positive exponent. A block where some channel decays so far, or some key is so large,
+// P is most of o, so it and its operands are sums of two T, of which only the product of the lower parts of q' and k''
+// is left out. k'' is the one place with a positive exponent. A block where some channel decays so far, or some key is so large,
 // that k'' leaves the range of T computes P from exponents of differences instead, one by one. While NW warps walk the
 // blocks of a tile, each with its own value columns, the others copy the tile after next, and scale the next one and
 // form its P, for all of them. One barrier a tile.
 #pragma once
+
+#include <cmath>
 
 #include "fla/ops/common/diag_cuda.cuh"
 
@@ -22,9 +25,11 @@ struct ChannelTiles {
   static constexpr int kQ = 0, kKey = kQ + BT * kLdK * 2, kG = kKey + BT * kLdK * 2, kRaw = kG + BT * kLdG * 4;
   static constexpr int kV = 2 * kRaw, kVTile = BT * kLdV * 2;
   static constexpr int kScaledQ = 0, kScaledK = kScaledQ + BT * kLdK * 2, kP = kScaledK + BT * kLdK * 2,
-                       kDecay = kP + BT * kLdP * 2, kScaledTile = kDecay + kBlocks * KP * 4;
-  static constexpr int kScaled = kV + 3 * kVTile, kRaisedK = kScaled + 2 * kScaledTile,
-                       kTask = KeptTask::offset(kRaisedK + BT * kLdK * 2),
+                       kLowP = kP + BT * kLdP * 2, kDecay = kLowP + BT * kLdP * 2,
+                       kScaledTile = kDecay + kBlocks * KP * 4;
+  // Operands of P alone: the lower part of q', both of k''.
+  static constexpr int kScaled = kV + 3 * kVTile, kLowQ = kScaled + 2 * kScaledTile, kRaisedK = kLowQ + BT * kLdK * 2,
+                       kLowK = kRaisedK + BT * kLdK * 2, kTask = KeptTask::offset(kLowK + BT * kLdK * 2),
                        kBad = kTask + static_cast<int>(sizeof(KeptTask)), kBytes = kBad + kScalers / 32 * 4;
 };
 
@@ -81,13 +86,13 @@ struct ChannelBlock {
   FLA_DEVICE Shared<T> scaled(int stage, int at) const {
     return shared<T>(Tiles::kScaled + stage * Tiles::kScaledTile + at, BT * kLdK);
   }
-  FLA_DEVICE Shared<T> products(int stage) const {
-    return shared<T>(Tiles::kScaled + stage * Tiles::kScaledTile + Tiles::kP, BT * kLdP);
+  FLA_DEVICE Shared<T> products(int stage, int at) const {
+    return shared<T>(Tiles::kScaled + stage * Tiles::kScaledTile + at, BT * kLdP);
   }
   FLA_DEVICE Shared<float> decays(int stage) const {
     return shared<float>(Tiles::kScaled + stage * Tiles::kScaledTile + Tiles::kDecay, Tiles::kBlocks * KP);
   }
-  FLA_DEVICE Shared<T> raised() const { return shared<T>(Tiles::kRaisedK, BT * kLdK); }
+  FLA_DEVICE Shared<T> operand(int at) const { return shared<T>(at, BT * kLdK); }
   FLA_DEVICE Shared<std::int32_t> bad() const { return shared<std::int32_t>(Tiles::kBad, Tiles::kScalers / 32); }
 };
 
@@ -103,20 +108,26 @@ FLA_DEVICE Vec<float, 2> held_gates(Shared<float> tile, int r, int c) {
   }
 }
 
-// q', k' and k'' of block b, channels c and c + 1, and the sum of their gates.
-template <typename G, typename T, int KP, int BT, int NW, int WM>
+// k' of block b, channels c and c + 1, with OUT q' and k'', too, and the sum of their gates. All is read before
+// anything is written, so that the rows' latencies overlap.
+template <typename G, bool OUT, typename T, int KP, int BT, int NW, int WM>
 FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int b, int c) {
   using Tiles = ChannelTiles<KP, BT, NW, WM>;
   constexpr int kLdK = Tiles::kLdK;
-  const Shared<T> q = x.raw(stage, Tiles::kQ), k = x.raw(stage, Tiles::kKey),
-                  scaled_q = x.scaled(stage, Tiles::kScaledQ), scaled_k = x.scaled(stage, Tiles::kScaledK),
-                  raised_k = x.raised();
+  const int first = (16 * b * kLdK + c) / 2;
+  const auto words = [&](Shared<T> tile) { return tile.template as<std::uint32_t>() + first; };
+  const auto from_q = words(x.raw(stage, Tiles::kQ)), from_k = words(x.raw(stage, Tiles::kKey)),
+             scaled_q = words(x.scaled(stage, Tiles::kScaledQ)), scaled_k = words(x.scaled(stage, Tiles::kScaledK)),
+             low_q = words(x.operand(Tiles::kLowQ)), raised_k = words(x.operand(Tiles::kRaisedK)),
+             low_k = words(x.operand(Tiles::kLowK));
   const Shared<float> g = x.gates(stage);
-  const float update = x.p.update_scale;
   Vec<float, 2> L[16];
+  std::uint32_t q[16], k[16];
   FLA_UNROLL
   for (int i = 0; i < 16; ++i) {
     L[i] = held_gates<G, Tiles::kLdG>(g, 16 * b + i, c);
+    k[i] = from_k.load(i * kLdK / 2);
+    if constexpr (OUT) q[i] = from_q.load(i * kLdK / 2);
     if (i > 0) {
       L[i].x[0] += L[i - 1].x[0];
       L[i].x[1] += L[i - 1].x[1];
@@ -125,31 +136,87 @@ FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, i
   const Vec<float, 2> last = L[15], decay = {{exp2_approx(last.x[0]), exp2_approx(last.x[1])}};
   x.decays(stage).template store_vec<2>(b * KP + c, decay);
   bool in_range = last.x[0] >= RaisedRange<T>::kLeast && last.x[1] >= RaisedRange<T>::kLeast;
+  // The larger exponents of a block that is out of range are never formed: there `up` is k' and no operand of P.
   const bool direct = !in_range;
+  float end[2], back[2];
+  FLA_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    end[e] = direct ? last.x[e] : 0.0F;
+    back[e] = x.p.update_scale * (direct ? 1.0F : decay.x[e]);
+  }
   FLA_UNROLL
   for (int i = 0; i < 16; ++i) {
-    const int at = (16 * b + i) * kLdK + c;
-    const Vec<T, 2> kw = k.template load_vec<2>(at);
-    float down[2], up[2];
+    const int at = i * kLdK / 2;
+    float up[2], query[2];
     FLA_UNROLL
     for (int e = 0; e < 2; ++e) {
-      const float key = to_f32(kw.x[e]);
-      // The larger exponents of a block that is out of range are never formed.
-      const float factor = exp2_approx(direct ? last.x[e] - L[i].x[e] : -L[i].x[e]);
-      up[e] = direct ? 0.0F : key * factor;
-      down[e] = update * (direct ? key * factor : up[e] * decay.x[e]);
-      in_range = in_range && up[e] <= RaisedRange<T>::kMost && up[e] >= -RaisedRange<T>::kMost;
+      up[e] = to_f32(T{static_cast<std::uint16_t>(k[i] >> (16 * e))}) * exp2_approx(end[e] - L[i].x[e]);
+      in_range = in_range && std::fabs(up[e]) <= RaisedRange<T>::kMost;
+      if constexpr (OUT) query[e] = to_f32(T{static_cast<std::uint16_t>(q[i] >> (16 * e))}) * exp2_approx(L[i].x[e]);
     }
-    scaled_k.template as<std::uint32_t>().store(at / 2, pack2<T>(down[0], down[1]));
-    if (!x.want_o) continue;
-    raised_k.template as<std::uint32_t>().store(at / 2, pack2<T>(up[0], up[1]));
-    const Vec<T, 2> qw = q.template load_vec<2>(at);
-    scaled_q.template as<std::uint32_t>().store(
-        at / 2, pack2<T>(to_f32(qw.x[0]) * exp2_approx(L[i].x[0]), to_f32(qw.x[1]) * exp2_approx(L[i].x[1])));
+    scaled_k.store(at, pack2<T>(up[0] * back[0], up[1] * back[1]));
+    if constexpr (OUT) {
+      const std::uint32_t high_k = pack2<T>(up[0], up[1]), high_q = pack2<T>(query[0], query[1]);
+      raised_k.store(at, high_k);
+      low_k.store(at, low_pair<T>(high_k, up[0], up[1]));
+      scaled_q.store(at, high_q);
+      low_q.store(at, low_pair<T>(high_q, query[0], query[1]));
+    }
   }
-  const bool any = ballot(!in_range) != 0;
-  if (lane_id() == 0) x.bad()[(b * KP + c) / 64] = any ? 1 : 0;
+  if constexpr (OUT) {
+    const bool any = ballot(!in_range) != 0;
+    if (lane_id() == 0) x.bad()[(b * KP + c) / 64] = any ? 1 : 0;
+  }
   return last;
+}
+
+template <bool OUT, typename T, int KP, int BT, int NW, int WM>
+FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int b, int c) {
+  if (!x.p.vector_gate || x.p.gk.type == DType::F32) return scale_block<float, OUT>(x, stage, b, c);
+  return x.p.gk.type == DType::BF16 ? scale_block<bf16, OUT>(x, stage, b, c) : scale_block<f16, OUT>(x, stage, b, c);
+}
+
+// P of one half of a block's keys, from row `first` of the tile on: 16 queries x 8 keys.
+template <typename T, int KP, int BT, int NW, int WM>
+FLA_DEVICE FragC half_products(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int first, int half) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+  constexpr int kLdK = Tiles::kLdK;
+  bool exact = false;
+  FLA_UNROLL
+  for (int i = 0; i < KP / 64; ++i) exact = exact || x.bad().load(first / 16 * (KP / 64) + i) != 0;
+  if (exact) {
+    FragC both[2];
+    exact_products<T, KP, kLdK, Tiles::kLdG>(x.p, x.raw(stage, Tiles::kQ), x.raw(stage, Tiles::kKey), x.gates(stage),
+                                             first, both);
+    return half == 0 ? both[0] : both[1];
+  }
+  const int query_at = first * kLdK, keys_at = (first + 8 * half) * kLdK;
+  const Shared<T> high_q = x.scaled(stage, Tiles::kScaledQ) + query_at, low_q = x.operand(Tiles::kLowQ) + query_at,
+                  high_k = x.operand(Tiles::kRaisedK) + keys_at, low_k = x.operand(Tiles::kLowK) + keys_at;
+  FragC P[2], rest[2];
+  FLA_UNROLL
+  for (int i = 0; i < 2; ++i) {
+    clear(P[i]);  // of every other 16 channels
+    clear(rest[i]);
+  }
+  FLA_UNROLL
+  for (int k0 = 0; k0 < KP; k0 += 32) {
+    FragB<T> high[2][1], low[2][1];
+    load_key_rows<T, 1, 32>(high, high_k + k0, kLdK);
+    load_key_rows<T, 1, 32>(low, low_k + k0, kLdK);
+    FLA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      FragA<T> query, low_query;
+      load_a(query, high_q + (k0 + 16 * i), kLdK);
+      load_a(low_query, low_q + (k0 + 16 * i), kLdK);
+      mma(P[i], query, high[i][0]);
+      mma(rest[0], low_query, high[i][0]);
+      mma(rest[1], query, low[i][0]);
+    }
+  }
+  FLA_UNROLL
+  for (int e = 0; e < 4; ++e) P[0].x[e] += P[1].x[e] + (rest[0].x[e] + rest[1].x[e]);
+  return P[0];
 }
 
 template <typename T, int KP, int BT, int NW, int WM>
@@ -190,67 +257,32 @@ FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM>& x) {
   };
 
   float total[2] = {};
-  const auto scale = [&](std::int64_t t, int stage) {
-    if (t >= a.to) return;
-    Vec<float, 2> sum;
-    if (!p.vector_gate || p.gk.type == DType::F32) {
-      sum = scale_block<float>(x, stage, b, c);
-    } else {
-      sum = p.gk.type == DType::BF16 ? scale_block<bf16>(x, stage, b, c) : scale_block<f16>(x, stage, b, c);
-    }
+  const auto scale = [&](int stage) {
+    const Vec<float, 2> sum = x.want_o ? scale_block<true>(x, stage, b, c) : scale_block<false>(x, stage, b, c);
     total[0] += sum.x[0];
     total[1] += sum.x[1];
     if (!x.want_o) return;
     barrier_sync(1, kScalers);
-    const Shared<T> scaled_q = x.scaled(stage, Tiles::kScaledQ), prod = x.products(stage);
     for (int job = warp; job < 2 * Tiles::kBlocks; job += kScalers / 32) {
-      const int first = job / 2 * 16, half = job % 2;
-      FragC P[2];  // of every other 16 channels
-      clear(P[0]);
-      clear(P[1]);
-      FLA_UNROLL
-      for (int k0 = 0; k0 < KP; k0 += 32) {
-        FragB<T> keys[2][1];
-        load_key_rows<T, 1, 32>(keys, x.raised() + ((first + 8 * half) * kLdK + k0), kLdK);
-        FLA_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          FragA<T> query;
-          load_a(query, scaled_q + (first * kLdK + k0 + 16 * i), kLdK);
-          mma(P[i], query, keys[i][0]);
-        }
-      }
-      FLA_UNROLL
-      for (int e = 0; e < 4; ++e) P[0].x[e] += P[1].x[e];
-      bool exact = false;
-      FLA_UNROLL
-      for (int i = 0; i < KP / 64; ++i) exact = exact || x.bad().load(first / 16 * (KP / 64) + i) != 0;
-      if (exact) {
-        FragC both[2];
-        exact_products<T, KP, kLdK, Tiles::kLdG>(p, x.raw(stage, Tiles::kQ), x.raw(stage, Tiles::kKey), x.gates(stage),
-                                                 first, both);
-        P[0] = half == 0 ? both[0] : both[1];
-      }
+      const int first = job / 2 * 16, half = job % 2, at = first * kLdP + 8 * half;
+      FragC P = half_products(x, stage, first, half), rest;
       FLA_UNROLL
       for (int e = 0; e < 4; ++e) {
-        P[0].x[e] = 8 * half + frag_col(e) <= frag_row(e) ? P[0].x[e] * (p.scale * p.update_scale) : 0.0F;
+        P.x[e] = 8 * half + frag_col(e) <= frag_row(e) ? P.x[e] * (p.scale * p.update_scale) : 0.0F;
+        rest.x[e] = P.x[e] - to_f32(from_f32<T>(P.x[e]));
       }
-      store_c<T>(prod + (first * kLdP + 8 * half), kLdP, P[0]);
+      store_c<T>(x.products(stage, Tiles::kP) + at, kLdP, P);
+      store_c<T>(x.products(stage, Tiles::kLowP) + at, kLdP, rest);
     }
-    barrier_sync(1, kScalers);
   };
 
   fetch(a.from, 0, 0);
-  fetch(a.from + BT, 1, 1);
-  cp_async_wait<1>();
-  barrier_sync(1, kScalers);
-  scale(a.from, 0);
-  cp_async_wait<0>();
-  sync_threads();
-  int stage = 0, value = 2;
-  for (std::int64_t t = a.from; t < a.to; t += BT, stage ^= 1, value = value == 2 ? 0 : value + 1) {
+  int stage = 1, value = 1;
+  for (std::int64_t t = a.from - BT; t < a.to; t += BT, stage ^= 1, value = value == 2 ? 0 : value + 1) {
     fetch(t + 2 * BT, stage, value);
-    scale(t + BT, stage ^ 1);
-    cp_async_wait<0>();
+    cp_async_wait<1>();
+    barrier_sync(1, kScalers);
+    if (t + BT < a.to) scale(stage ^ 1);
     sync_threads();
   }
   if (p.pass != DiagPass::Local || a.v0 != 0) return;
@@ -290,18 +322,26 @@ diag_channel_kernel(const DiagParams p) {
   int stage = 0, value = 0;
   for (int first = 0; first < blocks; first += Tiles::kBlocks, stage ^= 1, value = value == 2 ? 0 : value + 1) {
     const Shared<T> q = x.scaled(stage, Tiles::kScaledQ), k = x.scaled(stage, Tiles::kScaledK), v = x.values(value),
-                    prod = x.products(stage);
+                    prod = x.products(stage, Tiles::kP), low_prod = x.products(stage, Tiles::kLowP);
     const Shared<float> decays = x.decays(stage);
     for (int b = 0; b < Tiles::kBlocks && first + b < blocks; ++b) {
       FragA<T> values[WM];  // v^T
       FLA_UNROLL
       for (int m = 0; m < WM; ++m) load_a_trans(values[m], v + (16 * b * kLdV + row + 16 * m), kLdV);
       if (want_o) {
-        FragC o[1][2 * WM], odd[2 * WM];  // of every other 16 channels
+        FragC o[1][2 * WM], odd[2 * WM], within[2 * WM];  // q' S of every other 16 channels, P v
+        FragA<T> P, low;
+        load_a(P, prod + 16 * b * kLdP, kLdP);
+        load_a(low, low_prod + 16 * b * kLdP, kLdP);
         FLA_UNROLL
         for (int n = 0; n < 2 * WM; ++n) {
           clear(o[0][n]);
           clear(odd[n]);
+          clear(within[n]);
+          const std::uint32_t* v_words = values[n / 2].x + n % 2;
+          const FragB<T> column = {{v_words[0], v_words[2]}};
+          mma(within[n], low, column);
+          mma(within[n], P, column);
         }
         FLA_UNROLL
         for (int kk = 0; kk < KP / 16; ++kk) {
@@ -315,17 +355,10 @@ diag_channel_kernel(const DiagParams p) {
             mma(kk % 2 == 0 ? o[0][2 * m + 1] : odd[2 * m + 1], query, FragB<T>{{state.x[1], state.x[3]}});
           }
         }
-        FragA<T> P;
-        load_a(P, prod + 16 * b * kLdP, kLdP);
         FLA_UNROLL
-        for (int m = 0; m < WM; ++m) {
+        for (int n = 0; n < 2 * WM; ++n) {
           FLA_UNROLL
-          for (int n = 2 * m; n < 2 * m + 2; ++n) {
-            FLA_UNROLL
-            for (int e = 0; e < 4; ++e) o[0][n].x[e] = p.scale * (o[0][n].x[e] + odd[n].x[e]);
-          }
-          mma(o[0][2 * m], P, FragB<T>{{values[m].x[0], values[m].x[2]}});
-          mma(o[0][2 * m + 1], P, FragB<T>{{values[m].x[1], values[m].x[3]}});
+          for (int e = 0; e < 4; ++e) o[0][n].x[e] = within[n].x[e] + p.scale * (o[0][n].x[e] + odd[n].x[e]);
         }
         output.store(first + b, o);
       }
@@ -368,7 +401,7 @@ template <typename T>
 Status launch_diag_channel(const DiagParams& p, const DiagPlan& plan, Stream stream) {
   switch (plan.key) {
     case 64:
-      if (plan.value == 32) return launch_channel<T, 64, 32, 2, 1, 3>(p, plan, stream);
+      if (plan.value == 32) return launch_channel<T, 64, 32, 2, 1, 2>(p, plan, stream);
       return launch_channel<T, 64, 32, 4, 1, 2>(p, plan, stream);
     case 128:
       if (plan.value == 64) return launch_channel<T, 128, 32, 4, 1, 1>(p, plan, stream);
