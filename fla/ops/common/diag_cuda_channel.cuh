@@ -3,10 +3,10 @@
 //   q' = q 2^L    k' = k 2^(L_15 - L)    k'' = k 2^-L
 //   P = tril(scale q' k''^T)    o = scale q' S + P v    S^T = 2^L_15 o S^T + v^T k'
 // P is most of o, so it and its operands are sums of two T, of which only the product of the lower parts of q' and k''
-// is left out. k'' is the one place with a positive exponent. A block where some channel decays so far, or some key is so large,
-// that k'' leaves the range of T computes P from exponents of differences instead, one by one. While NW warps walk the
-// blocks of a tile, each with its own value columns, the others copy the tile after next, and scale the next one and
-// form its P, for all of them. One barrier a tile.
+// is left out. k'' is the one place with a positive exponent. A block where some channel decays so far, or some key is
+// so large, that k'' leaves the range of T computes P from exponents of differences instead, one by one. While NW warps
+// walk the blocks of a tile, each with its own value columns, SW others copy the tile after next, and scale the next
+// one and form its P, for all of them. One barrier a tile.
 #pragma once
 
 #include <cmath>
@@ -15,11 +15,11 @@
 
 namespace fla::cuda {
 
-template <int KP, int BT, int NW, int WM>
+template <int KP, int BT, int NW, int WM, int SW>
 struct ChannelTiles {
   static constexpr int kValue = 16 * NW * WM, kBlocks = BT / 16;
-  // A thread of the scaling warps has a pair of channels of a block.
-  static constexpr int kScalers = kBlocks * KP / 2, kThreads = 32 * NW + kScalers;
+  // A part is what a warp scales at a time: 32 channels of a block.
+  static constexpr int kScalers = 32 * SW, kThreads = 32 * NW + kScalers, kParts = kBlocks * KP / 32;
   static constexpr int kLdK = KP + 8, kLdV = kValue + 8, kLdG = KP + 4, kLdP = 24;
   // Two tiles as they come, three of v, two scaled.
   static constexpr int kQ = 0, kKey = kQ + BT * kLdK * 2, kG = kKey + BT * kLdK * 2, kRaw = kG + BT * kLdG * 4;
@@ -30,7 +30,7 @@ struct ChannelTiles {
   // Operands of P alone: the lower part of q', both of k''.
   static constexpr int kScaled = kV + 3 * kVTile, kLowQ = kScaled + 2 * kScaledTile, kRaisedK = kLowQ + BT * kLdK * 2,
                        kLowK = kRaisedK + BT * kLdK * 2, kTask = KeptTask::offset(kLowK + BT * kLdK * 2),
-                       kBad = kTask + static_cast<int>(sizeof(KeptTask)), kBytes = kBad + kScalers / 32 * 4;
+                       kBad = kTask + static_cast<int>(sizeof(KeptTask)), kBytes = kBad + kParts * 4;
 };
 
 // P of a block by differences: for each query, keys from the diagonal downwards.
@@ -69,9 +69,9 @@ FLA_DEVICE void exact_products(const DiagParams& p, Shared<T> q, Shared<T> k, Sh
   }
 }
 
-template <typename T, int KP, int BT, int NW, int WM>
+template <typename T, int KP, int BT, int NW, int WM, int SW>
 struct ChannelBlock {
-  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+  using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
   static constexpr int kLdK = Tiles::kLdK, kLdV = Tiles::kLdV, kLdG = Tiles::kLdG, kLdP = Tiles::kLdP;
   const DiagParams& p;
   const DiagTask a;
@@ -93,7 +93,7 @@ struct ChannelBlock {
     return shared<float>(Tiles::kScaled + stage * Tiles::kScaledTile + Tiles::kDecay, Tiles::kBlocks * KP);
   }
   FLA_DEVICE Shared<T> operand(int at) const { return shared<T>(at, BT * kLdK); }
-  FLA_DEVICE Shared<std::int32_t> bad() const { return shared<std::int32_t>(Tiles::kBad, Tiles::kScalers / 32); }
+  FLA_DEVICE Shared<std::int32_t> bad() const { return shared<std::int32_t>(Tiles::kBad, Tiles::kParts); }
 };
 
 // The gates of a pair of channels of row r; G: as the tile holds them.
@@ -108,33 +108,60 @@ FLA_DEVICE Vec<float, 2> held_gates(Shared<float> tile, int r, int c) {
   }
 }
 
-// k' of block b, channels c and c + 1, with OUT q' and k'', too, and the sum of their gates. All is read before
-// anything is written, so that the rows' latencies overlap.
-template <typename G, bool OUT, typename T, int KP, int BT, int NW, int WM>
-FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int b, int c) {
-  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+// What a lane scales of a part: channels c and c + 1 of eight rows from `row` of the tile on, 0 to 3 and 8 to 11. The
+// lanes of the other half have rows 4 to 7 and 12 to 15 of the block, which lie in the other banks.
+template <int KP>
+struct ScaledLane {
+  int part, row, c;
+  bool later;
+  FLA_DEVICE explicit ScaledLane(int of) : part(of), later(lane_id() >= 16) {
+    row = of / (KP / 32) * 16 + (later ? 4 : 0);
+    c = of % (KP / 32) * 32 + lane_id() % 16 * 2;
+  }
+};
+
+// k' of a part, with OUT q' and k'', too, and the sum of the block's gates. All is read before anything is written, so
+// that the rows' latencies overlap.
+template <typename G, bool OUT, typename T, int KP, int BT, int NW, int WM, int SW>
+FLA_DEVICE Vec<float, 2> scale_part(const ChannelBlock<T, KP, BT, NW, WM, SW>& x, int stage, const ScaledLane<KP>& a) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
   constexpr int kLdK = Tiles::kLdK;
-  const int first = (16 * b * kLdK + c) / 2;
+  const int first = (a.row * kLdK + a.c) / 2;
   const auto words = [&](Shared<T> tile) { return tile.template as<std::uint32_t>() + first; };
   const auto from_q = words(x.raw(stage, Tiles::kQ)), from_k = words(x.raw(stage, Tiles::kKey)),
              scaled_q = words(x.scaled(stage, Tiles::kScaledQ)), scaled_k = words(x.scaled(stage, Tiles::kScaledK)),
              low_q = words(x.operand(Tiles::kLowQ)), raised_k = words(x.operand(Tiles::kRaisedK)),
              low_k = words(x.operand(Tiles::kLowK));
   const Shared<float> g = x.gates(stage);
-  Vec<float, 2> L[16];
-  std::uint32_t q[16], k[16];
+  Vec<float, 2> L[8];
+  std::uint32_t q[8], k[8];
   FLA_UNROLL
-  for (int i = 0; i < 16; ++i) {
-    L[i] = held_gates<G, Tiles::kLdG>(g, 16 * b + i, c);
-    k[i] = from_k.load(i * kLdK / 2);
-    if constexpr (OUT) q[i] = from_q.load(i * kLdK / 2);
-    if (i > 0) {
+  for (int i = 0; i < 8; ++i) {
+    const int row = i % 4 + i / 4 * 8;
+    L[i] = held_gates<G, Tiles::kLdG>(g, a.row + row, a.c);
+    k[i] = from_k.load(row * kLdK / 2);
+    if constexpr (OUT) q[i] = from_q.load(row * kLdK / 2);
+    if (i % 4 > 0) {
       L[i].x[0] += L[i - 1].x[0];
       L[i].x[1] += L[i - 1].x[1];
     }
   }
-  const Vec<float, 2> last = L[15], decay = {{exp2_approx(last.x[0]), exp2_approx(last.x[1])}};
-  x.decays(stage).template store_vec<2>(b * KP + c, decay);
+  Vec<float, 2> last, decay;
+  FLA_UNROLL
+  for (int e = 0; e < 2; ++e) {
+    const float mine[2] = {L[3].x[e], L[7].x[e]}, other[2] = {shuffle_xor(mine[0], 16), shuffle_xor(mine[1], 16)};
+    // Of rows 0 to 3, 0 to 7 and 0 to 11: the same numbers in both halves.
+    const float four = a.later ? other[0] : mine[0], eight = four + (a.later ? mine[0] : other[0]),
+                twelve = eight + (a.later ? other[1] : mine[1]);
+    last.x[e] = twelve + (a.later ? mine[1] : other[1]);
+    decay.x[e] = exp2_approx(last.x[e]);
+    FLA_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      L[i].x[e] += a.later ? four : 0.0F;
+      L[i + 4].x[e] += a.later ? twelve : eight;
+    }
+  }
+  if (!a.later) x.decays(stage).template store_vec<2>(a.row / 16 * KP + a.c, decay);
   bool in_range = last.x[0] >= RaisedRange<T>::kLeast && last.x[1] >= RaisedRange<T>::kLeast;
   // The larger exponents of a block that is out of range are never formed: there `up` is k' and no operand of P.
   const bool direct = !in_range;
@@ -145,8 +172,8 @@ FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, i
     back[e] = x.p.update_scale * (direct ? 1.0F : decay.x[e]);
   }
   FLA_UNROLL
-  for (int i = 0; i < 16; ++i) {
-    const int at = i * kLdK / 2;
+  for (int i = 0; i < 8; ++i) {
+    const int at = (i % 4 + i / 4 * 8) * kLdK / 2;
     float up[2], query[2];
     FLA_UNROLL
     for (int e = 0; e < 2; ++e) {
@@ -165,25 +192,25 @@ FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, i
   }
   if constexpr (OUT) {
     const bool any = ballot(!in_range) != 0;
-    if (lane_id() == 0) x.bad()[(b * KP + c) / 64] = any ? 1 : 0;
+    if (lane_id() == 0) x.bad()[a.part] = any ? 1 : 0;
   }
   return last;
 }
 
-template <bool OUT, typename T, int KP, int BT, int NW, int WM>
-FLA_DEVICE Vec<float, 2> scale_block(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int b, int c) {
-  if (!x.p.vector_gate || x.p.gk.type == DType::F32) return scale_block<float, OUT>(x, stage, b, c);
-  return x.p.gk.type == DType::BF16 ? scale_block<bf16, OUT>(x, stage, b, c) : scale_block<f16, OUT>(x, stage, b, c);
+template <bool OUT, typename T, int KP, int BT, int NW, int WM, int SW>
+FLA_DEVICE Vec<float, 2> scale_part(const ChannelBlock<T, KP, BT, NW, WM, SW>& x, int stage, const ScaledLane<KP>& a) {
+  if (!x.p.vector_gate || x.p.gk.type == DType::F32) return scale_part<float, OUT>(x, stage, a);
+  return x.p.gk.type == DType::BF16 ? scale_part<bf16, OUT>(x, stage, a) : scale_part<f16, OUT>(x, stage, a);
 }
 
 // P of one half of a block's keys, from row `first` of the tile on: 16 queries x 8 keys.
-template <typename T, int KP, int BT, int NW, int WM>
-FLA_DEVICE FragC half_products(const ChannelBlock<T, KP, BT, NW, WM>& x, int stage, int first, int half) {
-  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+template <typename T, int KP, int BT, int NW, int WM, int SW>
+FLA_DEVICE FragC half_products(const ChannelBlock<T, KP, BT, NW, WM, SW>& x, int stage, int first, int half) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
   constexpr int kLdK = Tiles::kLdK;
   bool exact = false;
   FLA_UNROLL
-  for (int i = 0; i < KP / 64; ++i) exact = exact || x.bad().load(first / 16 * (KP / 64) + i) != 0;
+  for (int i = 0; i < KP / 32; ++i) exact = exact || x.bad().load(first / 16 * (KP / 32) + i) != 0;
   if (exact) {
     FragC both[2];
     exact_products<T, KP, kLdK, Tiles::kLdG>(x.p, x.raw(stage, Tiles::kQ), x.raw(stage, Tiles::kKey), x.gates(stage),
@@ -219,48 +246,71 @@ FLA_DEVICE FragC half_products(const ChannelBlock<T, KP, BT, NW, WM>& x, int sta
   return P[0];
 }
 
-template <typename T, int KP, int BT, int NW, int WM>
-FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM>& x) {
-  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+template <typename T, int KP, int BT, int NW, int WM, int SW>
+FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM, SW>& x) {
+  using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
   constexpr int kLdK = Tiles::kLdK, kLdP = Tiles::kLdP, kScalers = Tiles::kScalers;
   const DiagParams& p = x.p;
   const DiagTask& a = x.a;
-  const int id = thread_id() - 32 * NW, warp = id / 32, b = id / (KP / 2), c = id % (KP / 2) * 2;
+  const int id = thread_id() - 32 * NW, warp = id / 32;
   const int columns = p.V - a.v0 < Tiles::kValue ? p.V - a.v0 : Tiles::kValue;
   const bool present = p.q.at.present() && p.k.at.present() && p.v.at.present();
   const bool whole = present && columns == Tiles::kValue && p.K == KP && p.vector_qk && p.vector_v;
   const bool whole_gates = p.vector_gate && p.K == KP && !p.shift;
 
+  const bool wide_gates = p.gk.type == DType::F32;
+  RowWalk q_rows = RowWalk::of<KP, kScalers, T>(p, a, p.q.at, 0, kLdK, id),
+          k_rows = RowWalk::of<KP, kScalers, T>(p, a, p.k.at, 0, kLdK, id),
+          v_rows = RowWalk::of<Tiles::kValue, kScalers, T>(p, a, p.v.at, a.v0, Tiles::kLdV, id),
+          g_rows = wide_gates ? RowWalk::of<KP, kScalers, float>(p, a, p.gk.at, 0, Tiles::kLdG, id)
+                              : RowWalk::of<KP, kScalers, bf16>(p, a, p.gk.at, 0, 2 * Tiles::kLdG, id);
   const auto fetch = [&](std::int64_t t, int stage, int value) {
     if (t < a.to) {
       const Shared<T> q = x.raw(stage, Tiles::kQ), k = x.raw(stage, Tiles::kKey), v = x.values(value);
       const bool inside = t >= 0 && t + BT <= a.to;
+      // `id`, in a way that leaves what is formed from it where it is needed: rare tiles may not take the loop's
+      // registers.
+      const auto own = [&] { return shuffle(id, lane_id()); };
       if (whole && inside) {
-        if (x.want_o) copy_rows<BT, KP, kScalers>(p, a, p.q.at, t, 0, q, kLdK, id);
-        copy_rows<BT, KP, kScalers>(p, a, p.k.at, t, 0, k, kLdK, id);
-        copy_rows<BT, Tiles::kValue, kScalers>(p, a, p.v.at, t, a.v0, v, Tiles::kLdV, id);
+        if (x.want_o) q_rows.copy<BT, KP, kScalers>(q, kLdK);
+        k_rows.copy<BT, KP, kScalers>(k, kLdK);
+        v_rows.copy<BT, Tiles::kValue, kScalers>(v, Tiles::kLdV);
       } else {
-        if (x.want_o) load_tokens<BT, KP>(p, a, p.q.at, p.vector_qk, t, 0, 0, p.K, q, kLdK, id, kScalers);
-        load_tokens<BT, KP>(p, a, p.k.at, p.vector_qk, t, 0, 0, p.K, k, kLdK, id, kScalers);
-        load_tokens<BT, Tiles::kValue>(p, a, p.v.at, p.vector_v, t, 0, a.v0, columns, v, Tiles::kLdV, id, kScalers);
+        const int by = own();
+        if (x.want_o) load_tokens<BT, KP>(p, a, p.q.at, p.vector_qk, t, 0, 0, p.K, q, kLdK, by, kScalers);
+        load_tokens<BT, KP>(p, a, p.k.at, p.vector_qk, t, 0, 0, p.K, k, kLdK, by, kScalers);
+        load_tokens<BT, Tiles::kValue>(p, a, p.v.at, p.vector_v, t, 0, a.v0, columns, v, Tiles::kLdV, by, kScalers);
+        q_rows.skip<BT, KP, kScalers, T>();
+        k_rows.skip<BT, KP, kScalers, T>();
+        v_rows.skip<BT, Tiles::kValue, kScalers, T>();
       }
       const Shared<float> g = x.gates(stage);
-      if (whole_gates && inside && p.gk.type == DType::F32) {
-        copy_rows<BT, KP, kScalers>(p, a, p.gk.at, t, 0, g, Tiles::kLdG, id);
+      if (whole_gates && inside && wide_gates) {
+        g_rows.copy<BT, KP, kScalers>(g, Tiles::kLdG);
       } else if (whole_gates && inside) {
-        copy_rows<BT, KP, kScalers>(p, a, p.gk.at, t, 0, g.template as<bf16>(), 2 * Tiles::kLdG, id);
+        g_rows.copy<BT, KP, kScalers>(g.template as<bf16>(), 2 * Tiles::kLdG);
       } else {
-        load_gates<BT, KP, Tiles::kLdG>(p, a, p.gk, t, 0, p.K, g, id, kScalers);
+        load_gates<BT, KP, Tiles::kLdG>(p, a, p.gk, t, 0, p.K, g, own(), kScalers);
+        if (wide_gates) {
+          g_rows.skip<BT, KP, kScalers, float>();
+        } else {
+          g_rows.skip<BT, KP, kScalers, bf16>();
+        }
       }
     }
     cp_async_commit();
   };
 
-  float total[2] = {};
+  static_assert(Tiles::kParts % SW == 0);
+  Vec<float, 2> total[Tiles::kParts / SW] = {};
   const auto scale = [&](int stage) {
-    const Vec<float, 2> sum = x.want_o ? scale_block<true>(x, stage, b, c) : scale_block<false>(x, stage, b, c);
-    total[0] += sum.x[0];
-    total[1] += sum.x[1];
+    FLA_UNROLL
+    for (int i = 0; i < Tiles::kParts / SW; ++i) {
+      const ScaledLane<KP> lane(warp + i * SW);
+      const Vec<float, 2> sum = x.want_o ? scale_part<true>(x, stage, lane) : scale_part<false>(x, stage, lane);
+      total[i].x[0] += sum.x[0];
+      total[i].x[1] += sum.x[1];
+    }
     if (!x.want_o) return;
     barrier_sync(1, kScalers);
     for (int job = warp; job < 2 * Tiles::kBlocks; job += kScalers / 32) {
@@ -285,10 +335,14 @@ FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM>& x) {
     if (t + BT < a.to) scale(stage ^ 1);
     sync_threads();
   }
-  if (p.pass != DiagPass::Local || a.v0 != 0) return;
+  // Of the first value columns alone; a.v0 would have to be kept through the loop.
+  if (p.pass != DiagPass::Local || block_x() % p.v_blocks != 0) return;
   const Shared<float> sums = x.gates(0);
-  sums.store(b * KP + c, total[0]);
-  sums.store(b * KP + c + 1, total[1]);
+  FLA_UNROLL
+  for (int i = 0; i < Tiles::kParts / SW; ++i) {
+    const ScaledLane<KP> lane(warp + i * SW);
+    if (!lane.later) sums.template store_vec<2>(lane.row / 16 * KP + lane.c, total[i]);
+  }
   barrier_sync(1, kScalers);
   for (int i = id; i < p.K; i += kScalers) {
     float all = 0.0F;
@@ -297,12 +351,12 @@ FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM>& x) {
   }
 }
 
-template <typename T, int KP, int BT, int NW, int WM, int BLOCKS>
-FLA_KERNEL((ChannelTiles<KP, BT, NW, WM>::kThreads), BLOCKS)
+template <typename T, int KP, int BT, int NW, int WM, int SW, int BLOCKS>
+FLA_KERNEL((ChannelTiles<KP, BT, NW, WM, SW>::kThreads), BLOCKS)
 diag_channel_kernel(const DiagParams p) {
-  using Tiles = ChannelTiles<KP, BT, NW, WM>;
+  using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
   constexpr int kLdK = Tiles::kLdK, kLdV = Tiles::kLdV, kLdP = Tiles::kLdP;
-  const ChannelBlock<T, KP, BT, NW, WM> x(p);
+  const ChannelBlock<T, KP, BT, NW, WM, SW> x(p);
   const DiagTask& a = x.a;
   if (p.pass == DiagPass::Local && a.s == p.segments - 1) return;
   if (warp_id() >= NW) {
@@ -387,26 +441,26 @@ diag_channel_kernel(const DiagParams p) {
   if (keeps_state(p, task)) store_warp_state<KP, WM>(p, task, task.v0 + row, S);
 }
 
-template <typename T, int KP, int BT, int NW, int WM, int BLOCKS>
+template <typename T, int KP, int BT, int NW, int WM, int SW, int BLOCKS>
 Status launch_channel(const DiagParams& p, const DiagPlan& plan, Stream stream) {
-  using Tiles = ChannelTiles<KP, BT, NW, WM>;
-  return launch<diag_channel_kernel<T, KP, BT, NW, WM, BLOCKS>>({.name = plan.name(),
-                                                                 .grid = {p.N * p.H * p.segments * p.v_blocks},
-                                                                 .threads = Tiles::kThreads,
-                                                                 .shared_bytes = Tiles::kBytes},
-                                                                stream, p);
+  using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
+  return launch<diag_channel_kernel<T, KP, BT, NW, WM, SW, BLOCKS>>({.name = plan.name(),
+                                                                     .grid = {p.N * p.H * p.segments * p.v_blocks},
+                                                                     .threads = Tiles::kThreads,
+                                                                     .shared_bytes = Tiles::kBytes},
+                                                                    stream, p);
 }
 
 template <typename T>
 Status launch_diag_channel(const DiagParams& p, const DiagPlan& plan, Stream stream) {
   switch (plan.key) {
     case 64:
-      if (plan.value == 32) return launch_channel<T, 64, 32, 2, 1, 2>(p, plan, stream);
-      return launch_channel<T, 64, 32, 4, 1, 2>(p, plan, stream);
+      if (plan.value == 32) return launch_channel<T, 64, 32, 2, 1, 4, 2>(p, plan, stream);
+      return launch_channel<T, 64, 32, 4, 1, 4, 2>(p, plan, stream);
     case 128:
-      if (plan.value == 64) return launch_channel<T, 128, 32, 4, 1, 1>(p, plan, stream);
-      return launch_channel<T, 128, 32, 8, 1, 1>(p, plan, stream);
-    default: return launch_channel<T, 256, 16, 4, 1, 1>(p, plan, stream);
+      if (plan.value == 64) return launch_channel<T, 128, 32, 4, 1, 8, 1>(p, plan, stream);
+      return launch_channel<T, 128, 32, 8, 1, 8, 1>(p, plan, stream);
+    default: return launch_channel<T, 256, 16, 4, 1, 4, 1>(p, plan, stream);
   }
 }
 
