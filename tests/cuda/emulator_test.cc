@@ -45,6 +45,8 @@ enum Misuse {
   kNeighbourWithSyncWarp,
   kSyncInOneBranch,
   kSyncAtTwoPlaces,
+  kSyncOfWarpsAtTwoPlaces,
+  kRolesAtTwoPlaces,
   kWarpFunctionInOneBranch,
   kTwoWarpFunctions,
   kReturnBeforeSync,
@@ -112,6 +114,22 @@ misuse_kernel(Misuse what, const float* in, float* out) {
       } else {
         sync_threads();
       }
+      break;
+    case kSyncOfWarpsAtTwoPlaces:
+      if (t < 32) {
+        sync_threads();
+      } else {
+        sync_threads();
+      }
+      break;
+    case kRolesAtTwoPlaces:
+      s[t] = in[t];
+      if (t < 32) {
+        sync_roles<64>();
+      } else {
+        sync_roles<64>();
+      }
+      out[t] = s[63 - t];
       break;
     case kWarpFunctionInOneBranch:
       if (t % 32 < 7) out[t] = shuffle(in[t], 0);
@@ -199,7 +217,8 @@ TEST_F(CudaMisuse, RightProgramsPass) {
   for (const std::uint64_t seed : {0, 1, 2, 3}) {
     emulator::options().shuffle = seed != 0;
     emulator::options().seed = seed;
-    for (const Misuse ok : {kNone, kNeighbourWithSyncWarp, kReturnBeforeSync, kProducerConsumer, kCopySecondStage}) {
+    for (const Misuse ok :
+         {kNone, kRolesAtTwoPlaces, kNeighbourWithSyncWarp, kReturnBeforeSync, kProducerConsumer, kCopySecondStage}) {
       EXPECT_EQ(error(run(ok)), "no error") << ok;
     }
   }
@@ -233,6 +252,7 @@ TEST_F(CudaMisuse, BarriersThatNeverOpen) {
     EXPECT_FAULT(run(kSyncInOneBranch),
                  "deadlock: 32 threads (first 32) wait in barrier 1; 32 threads (first 0) wait in sync_threads");
     EXPECT_FAULT(run(kSyncAtTwoPlaces), "divergent sync_threads");
+    EXPECT_FAULT(run(kSyncOfWarpsAtTwoPlaces), "divergent sync_threads");
     EXPECT_FAULT(run(kWarpFunctionInOneBranch), "deadlock: 14 threads (first 0) wait in shuffle; 50 have returned");
     EXPECT_FAULT(run(kTwoWarpFunctions), "divergent warp");
     EXPECT_FAULT(run(kProducerWithoutArrive), "deadlock: 32 threads (first 32) wait in barrier 3");

@@ -167,7 +167,8 @@ struct Barrier {
   int arrived = 0;
   std::vector<int> waiting;
   Join join;
-  std::map<int, std::pair<const char*, int>> site;  // by warp, of sync_threads
+  const char* file = nullptr;  // of sync_threads
+  int line = 0;
 };
 
 struct Rendezvous {
@@ -336,7 +337,7 @@ void Machine::release(Barrier& b) {
     wake(t);
   }
   b.waiting.clear();
-  b.site.clear();
+  b.file = nullptr;
   b.arrived = b.count = 0;
   ++counters().barriers;
 }
@@ -641,10 +642,12 @@ void note_write(const void* p, std::size_t bytes) {
 void sync_threads(const char* file, int line) {
   Machine& m = *machine;
   Barrier& b = m.barriers_[0];
-  const auto [site, first] = b.site.try_emplace(m.self_.thread / kWarp, file, line);
-  if (!first && (site->second.second != line || std::strcmp(site->second.first, file) != 0)) {
-    fail(std::string("divergent sync_threads: ") + file + ":" + std::to_string(line) +
-         ", another lane of this warp at " + site->second.first + ":" + std::to_string(site->second.second));
+  if (b.file == nullptr) {
+    b.file = file;
+    b.line = line;
+  } else if (b.line != line || std::strcmp(b.file, file) != 0) {
+    fail(std::string("divergent sync_threads: ") + file + ":" + std::to_string(line) + ", another thread at " + b.file +
+         ":" + std::to_string(b.line));
   }
   b.join.add(m.self_.thread, m.me(), m.fibers_.size());
   b.waiting.push_back(m.self_.thread);

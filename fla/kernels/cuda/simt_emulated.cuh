@@ -116,6 +116,10 @@ FLA_DEVICE void sync_threads(const char* file = __builtin_FILE(), int line = __b
   emulator::sync_threads(file, line);
 }
 FLA_DEVICE void sync_warp() { emulator::sync_warp(); }
+template <int COUNT>
+FLA_DEVICE void sync_roles() {
+  emulator::barrier(15, COUNT, true);
+}
 FLA_DEVICE void barrier_sync(int id, int count) { emulator::barrier(id, count, true); }
 FLA_DEVICE void barrier_arrive(int id, int count) { emulator::barrier(id, count, false); }
 

@@ -46,7 +46,7 @@ delta_reverse_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) 
     int free = stages - 1;
     for (int ic = g.chunks - 1; ic >= 0; --ic) {
       wait_for_stage(stages);
-      sync_threads();
+      sync_roles<L::kThreads>();
       fetch(ic - (stages - 1), free);
       free = free + 1 == stages ? 0 : free + 1;
     }
@@ -88,7 +88,7 @@ delta_reverse_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) 
 
   int stage = 0;
   for (int ic = g.chunks - 1; ic >= 0; --ic) {
-    sync_threads();
+    sync_roles<L::kThreads>();
     if ((ic + 1) * kBT < g.tokens) flush(ic + 1);
     const ChunkTiles<T, KP, TILES, CHANNEL> tiles(stage);
     stage = stage + 1 == stages ? 0 : stage + 1;

@@ -417,7 +417,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
     if (warp_id() == L::kWarps) {
       for (int ic = reach.first; ic * kBT < g.tokens; ++ic) {
         wait_for_stage(stages);
-        sync_threads();
+        sync_roles<L::kThreads>();
         fetch(ic + stages - 1, free);
         free = free + 1 == stages ? 0 : free + 1;
       }
@@ -500,7 +500,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   int stage = 0, ic = reach.first;
   for (; ic * kBT < g.tokens; ++ic) {
     if constexpr (!L::kLoader) wait_for_stage(stages);
-    sync_threads();
+    sync_roles<L::kThreads>();
     if constexpr (!L::kLoader) {
       fetch(ic + stages - 1, free);
       free = free + 1 == stages ? 0 : free + 1;

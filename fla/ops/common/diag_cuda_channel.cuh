@@ -333,7 +333,7 @@ FLA_DEVICE void scale_tiles(const ChannelBlock<T, KP, BT, NW, WM, SW>& x) {
     cp_async_wait<1>();
     barrier_sync(1, kScalers);
     if (t + BT < a.to) scale(stage ^ 1);
-    sync_threads();
+    sync_roles<Tiles::kThreads>();
   }
   // Of the first value columns alone; a.v0 would have to be kept through the loop.
   if (p.pass != DiagPass::Local || block_x() % p.v_blocks != 0) return;
@@ -371,7 +371,7 @@ diag_channel_kernel(const DiagParams p) {
   const OutputRows<T, 1, WM> output{p, kept, row};
   const int blocks = static_cast<int>((a.to - a.from + 15) / 16);
   const bool want_o = x.want_o;
-  sync_threads();
+  sync_roles<Tiles::kThreads>();
 
   int stage = 0, value = 0;
   for (int first = 0; first < blocks; first += Tiles::kBlocks, stage ^= 1, value = value == 2 ? 0 : value + 1) {
@@ -434,7 +434,7 @@ diag_channel_kernel(const DiagParams p) {
         }
       }
     }
-    sync_threads();
+    sync_roles<Tiles::kThreads>();
   }
 
   const DiagTask task = kept.load(0).task;

@@ -77,12 +77,12 @@ diag_head_kernel(const DiagParams p) {
     fetch(a.from + BT, 1);
     prepare(a.from + BT, 0);
     cp_async_wait<1>();
-    sync_threads();
+    sync_roles<Tiles::kThreads>();
     int stage = 0;
     for (std::int64_t t = a.from; t < a.to; t += BT, stage ^= 1) {
       prepare(t + 2 * BT, stage ^ 1);
       cp_async_wait<0>();
-      sync_threads();
+      sync_roles<Tiles::kThreads>();
       fetch(t + 2 * BT, stage);
     }
     if (p.pass == DiagPass::Local && a.v0 == 0 && lane == 0) p.total[(a.n * p.H + a.h) * p.segments + a.s] = total;
@@ -98,7 +98,7 @@ diag_head_kernel(const DiagParams p) {
   }
   const OutputRows<T, kRows, WM> output{p, kept, row};
   const int chunks = static_cast<int>((a.to - a.from + BT - 1) / BT);
-  sync_threads();
+  sync_roles<Tiles::kThreads>();
 
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const int stage = chunk & 1;
@@ -248,7 +248,7 @@ diag_head_kernel(const DiagParams p) {
       keep_at_boundary<KP, WM>(p, task, task.from + std::int64_t{chunk + 1} * BT, kValue, row, S);
     }
 
-    sync_threads();
+    sync_roles<Tiles::kThreads>();
     if (!want_o) continue;
     FLA_UNROLL
     for (int i = 0; i < kRows; ++i) {
