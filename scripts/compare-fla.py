@@ -253,8 +253,14 @@ def main(argv=None):
     p.add_argument('--modes', default='fwd')
     p.add_argument('--seconds', type=float, default=1e9)
     a = p.parse_args(argv)
+    for name, known in (('ops', OPS), ('shapes', SHAPES), ('modes', ('fwd', 'fwdbwd'))):
+        for x in getattr(a, name).split(','):
+            if x not in known:
+                p.error(f"--{name}: expected {', '.join(known)}, got '{x}'")
     if not a.prepare and a.out is None:
         p.error('LIBFLA.so and OUT.json: expected both')
+    if not a.prepare and not os.path.isfile(a.library):
+        p.error(f'LIBFLA.so: there is no file {a.library}')
     if a.prepare:
         os.environ.setdefault('FLA_CACHE_RESULTS', '0')  # before FLA is imported
     refuses = False
@@ -276,7 +282,7 @@ def main(argv=None):
         for shape in a.shapes.split(','):
             for mode in a.modes.split(','):
                 if time.time() - start > a.seconds:
-                    return
+                    raise SystemExit(f'compare-fla: the time is over before {op} {shape} {mode}')
                 row = {'op': op, 'shape': shape, 'mode': mode, 'commit': lib.so.fla_build_info(b'commit').decode()}
                 try:
                     x = inputs_of(op, SHAPES[shape], torch.bfloat16, 'cuda')
@@ -328,6 +334,8 @@ def main(argv=None):
                                'triton': triton.__version__, 'rows': rows}, f, indent=1)
                 x = do = mine = leaves = None
                 torch.cuda.empty_cache()
+    if any('error' in row for row in rows):
+        raise SystemExit('compare-fla: rows failed')
 
 
 if __name__ == '__main__':

@@ -8,16 +8,24 @@
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 bin=build/cuda/bin report=gpu-report.md quick=0 bench=1 limit=600
-while getopts b:o:qns: option; do
+usage() {
+  echo "gpu-check: $1; usage: scripts/gpu-check.sh [-b DIR] [-o FILE] [-q] [-n] [-s SECONDS]" >&2
+  exit 2
+}
+while getopts :b:o:qns: option; do
   case $option in
     b) bin=$OPTARG ;;
     o) report=$OPTARG ;;
     q) quick=1 ;;
     n) bench=0 ;;
     s) limit=$OPTARG ;;
-    *) exit 2 ;;
+    :) usage "-$OPTARG: expected a value" ;;
+    *) usage "-$OPTARG: there is no such option" ;;
   esac
 done
+shift $((OPTIND - 1))
+(($# == 0)) || usage "expected options only, got '$1'"
+[[ $limit =~ ^[1-9][0-9]*$ ]] || usage "-s: expected seconds, got '$limit'"
 golden=${FLA_GOLDEN:-tests/golden}
 families=(linear_attn retention lightning_attn simple_gla gla delta_rule gated_delta_rule kda)
 bad=()
@@ -31,11 +39,15 @@ step() {
   echo "gpu-check: $title" >&2
   "$@" >"$log" 2>&1
   rc=$?
-  ((rc == 0)) || bad+=("$title (status $rc)")
-  say "" "## $title" "" "Status $rc, $((SECONDS - begin)) s: \`$*\`" "" '```'
-  tail -n 80 "$log" >>"$report"
-  say '```'
+  told "$title" $rc $((SECONDS - begin)) "$*" "$log"
   rm -f "$log"
+}
+# told TITLE STATUS SECONDS COMMAND LOG
+told() {
+  (($2 == 0)) || bad+=("$1 (status $2)")
+  say "" "## $1" "" "Status $2, $3 s: \`$4\`" "" '```'
+  tail -n 80 "$5" >>"$report"
+  say '```'
 }
 # for_families COMMAND...: once for each family that has recorded cases, side by side; {} stands for their folder. The
 # last two lines of each.
@@ -48,18 +60,16 @@ for_families() {
   done
   wait
   for f in "${families[@]}"; do
-    [[ -e $logs/$f ]] || continue
+    if [[ ! -e $logs/$f ]]; then
+      echo "$f: no recorded cases in $golden"
+      continue
+    fi
     echo "$f: status $(<"$logs/$f.rc")"
     tail -n 2 "$logs/$f"
     (($(<"$logs/$f.rc") == 0)) || rc=1
   done
   rm -rf "$logs"
   return $rc
-}
-# What a command left in FILE and its status in FILE.rc.
-told() {
-  cat "$1"
-  return "$(<"$1.rc")"
 }
 # 52 runs of what must not change by a bit, four processes at once.
 rerun() {
@@ -76,6 +86,9 @@ if [[ ! -x $bin/fla || ! -x $bin/fla_gate || ! -x $bin/fla_cuda_test ]]; then
   echo "gpu-check: $bin: expected fla, fla_gate and fla_cuda_test there: build them with make cuda, or name the folder with -b" >&2
   exit 2
 fi
+for f in "${families[@]}"; do [[ -d $golden/$f ]] && found=1; done
+((${found:-0})) || usage "\$FLA_GOLDEN: no recorded cases in $golden"
+: >"$report" || usage "-o: cannot write $report"
 "$bin/fla" doctor >/dev/null || exit 2
 if ! why=$("$bin/fla" explain chunk_gla --shape T=64,H=1,D=64 --device cuda 2>&1) && [[ $why != *"diag"* ]]; then
   echo "gpu-check: no GPU that can be used: $why" >&2
@@ -91,14 +104,16 @@ step "Gate" "$bin/fla" gate "${families[@]}" --device cuda
 if ((!quick)); then
   step "Reruns under load" rerun
   if sanitizer=$(command -v compute-sanitizer); then
-    logs=$(mktemp -d) tools=(memcheck initcheck synccheck racecheck)
+    logs=$(mktemp -d) tools=(memcheck initcheck synccheck racecheck) begin=$SECONDS
+    echo "gpu-check: compute-sanitizer, ${tools[*]} side by side" >&2
     for tool in "${tools[@]}"; do
       (for_families timeout "$limit" "$sanitizer" --tool "$tool" --error-exitcode 1 \
         "$bin/fla" check {} --device cuda --dtype bf16 >"$logs/$tool"; echo $? >"$logs/$tool.rc") &
     done
     wait
     for tool in "${tools[@]}"; do
-      step "compute-sanitizer $tool, fla check of each family's recorded cases in bf16" told "$logs/$tool"
+      told "compute-sanitizer $tool" "$(<"$logs/$tool.rc")" $((SECONDS - begin)) \
+        "compute-sanitizer --tool $tool fla check DIR --device cuda --dtype bf16, four tools side by side" "$logs/$tool"
     done
     rm -rf "$logs"
   else

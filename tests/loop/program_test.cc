@@ -181,6 +181,7 @@ TEST_F(LoopProgram, InitRefusesWhatIsWrongBeforeItMakesAnything) {
       {{"--dtype", "f64"}, "dtype: expected f32, bf16 or f16, got 'f64'"},
       {{"--threads", "few"}, "threads: expected all or a number, got 'few'"},
       {{"--threads", ""}, "threads: expected a value, got ''"},
+      {{"--file", ""}, "--file: expected a file, got ''"},
       {{"--cap", "0"}, "iteration cap: expected a number of iterations, got '0'"},
   };
   for (const auto& [more, text] : bad) {

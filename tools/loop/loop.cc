@@ -39,7 +39,7 @@ Command add_loop(CLI::App& root) {
     if (*f.option != '\0')
       init->add_option(f.option, o->init.fields[f.key], f.doc)
           ->check(f.words.empty() ? not_empty("a value") : one_of(f.words));
-  init->add_option("--file", o->init.file, "a filled contract (docs/draft.md's table)");
+  init->add_option("--file", o->init.file, "a filled contract (docs/draft.md's table)")->check(not_empty("a file"));
 
   CLI::App* step = command("step", "one iteration: commit the change, gate, benchmark, log", o->step.op);
   step->add_option("--direction", o->step.direction, "what was changed, and why it should help; one line");
