@@ -707,6 +707,37 @@ TEST(CudaDeltaBackward, TokenReverse) {
                  2e-5, 2e-5, DeltaKernel::Token);
 }
 
+// Devices with 99 KB of shared memory a block: what does not fit is left to the kernels that need little.
+TEST(CudaDelta, LittleSharedMemory) {
+  DeviceInfo small = device();
+  small.shared_per_block = 101376;
+  small.shared_per_sm = 102400;
+  for (const Gate gate : {Gate::Head, Gate::Channel}) {
+    for (const std::int64_t D : {64, 128, 256}) {
+      DeltaData d({.T = 40, .H = 1, .HV = 2, .K = D, .V = D, .gate = gate});
+      const DeltaPlan plan = delta_forward_plan(d.device, small);
+      EXPECT_EQ(plan.kernel, gate == Gate::Channel && D == 256 ? DeltaKernel::Token : DeltaKernel::Chunk) << D;
+      EXPECT_EQ(plan.why_token.substr(0, 14), plan.kernel == DeltaKernel::Token ? "device: needs " : "");
+      const DeltaPlan backward = delta_backward_plan(d.device, small);
+      EXPECT_EQ(backward.kernel, D == 64 ? DeltaKernel::Chunk : DeltaKernel::Token) << D;
+      ASSERT_TRUE(run_delta_reference(d.host).ok());
+      ASSERT_TRUE(run_delta_backward_reference(d.host).ok());
+      const std::size_t bytes =
+          std::max(delta_forward_workspace(d.device, small), delta_backward_workspace(d.device, small));
+      const DeviceMemory ws(bytes);
+      const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
+      ASSERT_TRUE(delta_forward(d.device, small, {}, space).ok());
+      ASSERT_TRUE(delta_backward(d.device, small, {}, space).ok());
+      ASSERT_TRUE(wait_for_device().ok());
+      EXPECT_LE(relative_rms(d.o.device_values(), d.o_ref.host_values()), kSixteen);
+      for (const DeltaData::Gradient& x : d.gradients) {
+        if (!x.got.view) continue;
+        EXPECT_LE(relative_rms(x.got.device_values(), x.want.host_values()), 1e-2) << x.name;
+      }
+    }
+  }
+}
+
 TEST(CudaDelta, Refusals) {
   DeltaData d({.T = 4});
   DeltaProblem p = d.device;

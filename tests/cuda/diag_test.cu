@@ -369,6 +369,28 @@ TEST(CudaDiag, BackwardSegments) {
   for (const Gate gate : {Gate::Head, Gate::Channel}) expect_backward({.T = 1100, .H = 1, .gate = gate}, 132);
 }
 
+// Devices with 99 KB of shared memory a block: what does not fit is left to the kernels that need little.
+TEST(CudaDiag, LittleSharedMemory) {
+  DeviceInfo d = device_with(8);
+  d.shared_per_block = 101376;
+  for (const Gate gate : {Gate::Head, Gate::Channel, Gate::Value}) {
+    for (const std::int64_t K : {64, 128, 256}) {
+      DiagCase c{.T = 70, .H = 1, .K = K, .V = 64, .gate = gate};
+      DiagRun run(c);
+      const DiagPlan plan = diag_forward_plan(run.device, d);
+      const bool too_wide = gate == Gate::Head ? K == 128 : gate == Gate::Channel && K >= 128;
+      EXPECT_EQ(plan.kind == DiagPlan::Kind::Step, too_wide) << plan.text();
+      std::string error;
+      const double r = run.forward(d, error);
+      EXPECT_TRUE(r >= 0 && r < 5e-3) << r << " " << error << " [" << plan.text() << "]";
+      if (gate == Gate::Value) continue;
+      c.backward = true;
+      for (const auto& [name, x] : DiagRun(c).backward(d, error)) EXPECT_LT(x, 1e-2) << name << " K " << K;
+      EXPECT_EQ(error, "");
+    }
+  }
+}
+
 TEST(CudaDiag, ValueGate) {
   for (const DType type : {DType::BF16, DType::F16}) {
     expect_forward({.T = 90, .type = type, .gate = Gate::Value});

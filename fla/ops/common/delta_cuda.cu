@@ -124,6 +124,11 @@ std::string DeltaPlan::text() const {
 
 namespace {
 
+std::string too_wide(std::int64_t bytes, const DeviceInfo& device) {
+  return "device: needs " + std::to_string(bytes) + " bytes of shared memory a block, has " +
+         std::to_string(device.shared_per_block);
+}
+
 // Stages that leave room for so many blocks on a multiprocessor, each with `extra` bytes beside them.
 int stages_for(std::int64_t blocks, std::int64_t stage, std::int64_t extra, const DeviceInfo& device) {
   const auto room = static_cast<std::int64_t>(device.shared_per_sm) / blocks -
@@ -163,6 +168,13 @@ DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std:
   };
   plan.stages = stages_of(plan.parts);
   plan.transfer_stages = stages_of(plan.parts + plan.width / columns);
+  const std::int64_t least =
+      2 * delta_chunk_stage_bytes(plan.width, columns, channel) + delta_chunk_extra_bytes(columns);
+  if (least > static_cast<std::int64_t>(device.shared_per_block)) {
+    plan.kernel = DeltaKernel::Token;
+    plan.name = "delta_token";
+    plan.why_token = too_wide(least, device);
+  }
   return plan;
 }
 
@@ -202,6 +214,7 @@ DeltaPlan fastest_plan(const DeltaProblem& p, const DeviceInfo& device) {
   std::int64_t best_columns = kDeltaColumns, best_length = 0;
   for (const Paces& paces : p.gk ? kPacesOfChannels : kPacesOfHeads) {
     if (paces.columns == kDeltaWide && (whole.width != kDeltaWideKeys || p.V <= kDeltaColumns || p.h)) continue;
+    if (delta_chunk_plan(p, device, paces.columns, 0).kernel != DeltaKernel::Chunk) continue;
     const std::int64_t parts = ceil_div(p.V, paces.columns);
     for (std::int64_t segments = 1; segments <= std::max<std::int64_t>(1, most); ++segments) {
       const std::int64_t length = ceil_div(chunks, segments);
@@ -288,7 +301,9 @@ std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& devi
 
 DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
   DeltaPlan plan = delta_chunk_plan(p, device, kDeltaColumns, 0);
-  plan.why_token = chunk_backward_refusal(p);
+  if (std::string why = chunk_backward_refusal(p); !why.empty()) plan.why_token = std::move(why);
+  const std::int64_t bytes = plan.why_token.empty() ? delta_gradient_bytes(p, plan) : 0;
+  if (bytes > static_cast<std::int64_t>(device.shared_per_block)) plan.why_token = too_wide(bytes, device);
   if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
   plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";
   return plan;

@@ -56,6 +56,8 @@ template <typename T>
 std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
 template <typename T>
 Status delta_chunk_forward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream, std::span<std::byte> workspace);
+// Shared memory of a block of the kernel that forms the gradients.
+std::int64_t delta_gradient_bytes(const DeltaProblem& p, const DeltaPlan& plan);
 template <typename T>
 std::size_t delta_chunk_backward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
 template <typename T>

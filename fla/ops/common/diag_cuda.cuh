@@ -733,6 +733,8 @@ DiagPlan diag_token_plan(const DiagProblem& p);  // Step or Decode
 // boundaries: of runs that keep or sum states at boundaries.
 DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries);
 DiagPlan diag_states_plan(const DiagProblem& p, const DeviceInfo& d);
+// Whether a block of the kernel that forms gradients from such states has room on this device.
+bool diag_gradient_fits(const DiagProblem& p, const DiagPlan& states, const DeviceInfo& d);
 DiagParams diag_parameters(const DiagProblem& p, const DiagPlan& plan);
 // One pass over the problem, with segments three; workspace as diag_run_bytes.
 std::size_t diag_run_bytes(const DiagProblem& p, const DiagPlan& f);

@@ -307,6 +307,7 @@ DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
   DiagBackwardPlan f = diag_backward_runs(p, d);
   if (!can_go_by_chunk(p)) return f;
   f.states = diag_states_plan(state_role(p), d);
+  if (!diag_gradient_fits(p, f.states, d)) return f;
   // Without gradients of gates it needs more memory and is faster only where runs leave multiprocessors idle.
   f.by_chunk = wants_gates(p) || 2 * p.N * p.H * f.states.v_blocks <= d.sm_count;
   return f;
@@ -314,7 +315,7 @@ DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
 
 std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagProblem& p, const DeviceInfo& d) {
   std::vector<DiagBackwardPlan> all{diag_backward_runs(p, d)};
-  if (can_go_by_chunk(p)) {
+  if (can_go_by_chunk(p) && diag_gradient_fits(p, diag_states_plan(state_role(p), d), d)) {
     all.push_back(all.front());
     all.back().by_chunk = true;
     all.back().states = diag_states_plan(state_role(p), d);

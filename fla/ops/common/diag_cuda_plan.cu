@@ -4,7 +4,12 @@
 #include <string>
 #include <vector>
 
-#include "fla/ops/common/diag_cuda_gradient.cuh"
+#include "fla/ops/common/diag_cuda_channel.cuh"
+#include "fla/ops/common/diag_cuda_channel_gradient.cuh"
+#include "fla/ops/common/diag_cuda_head.cuh"
+#include "fla/ops/common/diag_cuda_head_gradient.cuh"
+#include "fla/ops/common/diag_cuda_states.cuh"
+#include "fla/ops/common/diag_cuda_value.cuh"
 
 namespace fla::cuda {
 
@@ -21,30 +26,40 @@ int blocks(std::int64_t size, int of) { return static_cast<int>((size + of - 1) 
 // and narrow ones are there for problems of few heads.
 struct ChunkKernel {
   int key, value, chunk, warps;
+  int shared;  // bytes of a block
   int resident;
   float ns[4];
 };
 constexpr ChunkKernel kHead[] = {
-    {64, 32, 64, 2, 2, {48, 52}}, {64, 64, 64, 4, 2, {28, 38}}, {128, 64, 64, 4, 1, {42}},
-    {128, 128, 64, 8, 1, {47}},   {256, 64, 32, 4, 1, {80}},
+    {64, 32, 64, 2, HeadTiles<64, 64, 2, 1>::kBytes, 2, {48, 52}},
+    {64, 64, 64, 4, HeadTiles<64, 64, 4, 1>::kBytes, 2, {28, 38}},
+    {128, 64, 64, 4, HeadTiles<128, 64, 4, 1>::kBytes, 1, {42}},
+    {128, 128, 64, 8, HeadTiles<128, 64, 8, 1>::kBytes, 1, {47}},
+    {256, 64, 32, 4, HeadTiles<256, 32, 4, 1>::kBytes, 1, {80}},
 };
 constexpr ChunkKernel kChannel[] = {
-    {64, 32, 32, 2, 2, {42, 52}}, {64, 64, 32, 4, 2, {45, 56}}, {128, 64, 32, 4, 1, {69}},
-    {128, 128, 32, 8, 1, {86}},   {256, 64, 16, 4, 1, {160}},
+    {64, 32, 32, 2, ChannelTiles<64, 32, 2, 1, 4>::kBytes, 2, {42, 52}},
+    {64, 64, 32, 4, ChannelTiles<64, 32, 4, 1, 4>::kBytes, 2, {45, 56}},
+    {128, 64, 32, 4, ChannelTiles<128, 32, 4, 1, 8>::kBytes, 1, {69}},
+    {128, 128, 32, 8, ChannelTiles<128, 32, 8, 1, 8>::kBytes, 1, {86}},
+    {256, 64, 16, 4, ChannelTiles<256, 16, 4, 1, 4>::kBytes, 1, {160}},
 };
 constexpr ChunkKernel kValue[] = {
-    {64, 32, 32, 2, 4, {133, 140, 150, 160}}, {64, 64, 32, 4, 3, {124, 133, 150}},
-    {128, 64, 32, 4, 2, {143, 174}},          {128, 128, 32, 8, 1, {161}},
-    {256, 64, 16, 4, 2, {300, 340}},
+    {64, 32, 32, 2, ValueTiles<64, 32, 2, 1>::kBytes, 4, {133, 140, 150, 160}},
+    {64, 64, 32, 4, ValueTiles<64, 32, 4, 1>::kBytes, 3, {124, 133, 150}},
+    {128, 64, 32, 4, ValueTiles<128, 32, 4, 1>::kBytes, 2, {143, 174}},
+    {128, 128, 32, 8, ValueTiles<128, 32, 8, 1>::kBytes, 1, {161}},
+    {256, 64, 16, 4, ValueTiles<256, 16, 4, 1>::kBytes, 2, {300, 340}},
 };
 
 // Those that keep or sum states at boundaries have twice the products.
-constexpr ChunkKernel kHeadBoundaries[] = {
-    {64, 64, 64, 4, 1, {60}}, {128, 64, 32, 4, 1, {110}}, {256, 64, 32, 4, 1, {160}}};
+constexpr ChunkKernel kHeadBoundaries[] = {{64, 64, 64, 4, HeadTiles<64, 64, 4, 1>::kBytes, 1, {60}},
+                                           {128, 64, 32, 4, HeadTiles<128, 32, 4, 1>::kBytes, 1, {110}},
+                                           {256, 64, 32, 4, HeadTiles<256, 32, 4, 1>::kBytes, 1, {160}}};
 
 // Of states at chunks, whose blocks read and write most of what they may.
-constexpr ChunkKernel kStates[] = {{64, kStateRows, kStateChunk, 4, 3, {16, 20, 26}},
-                                   {128, kStateRows, kStateChunk, 4, 3, {20, 26, 34}}};
+const ChunkKernel kStates[] = {{64, kStateRows, kStateChunk, 4, StateTiles<64, true>::bytes(false), 3, {16, 20, 26}},
+                               {128, kStateRows, kStateChunk, 4, StateTiles<128, true>::bytes(false), 3, {20, 26, 34}}};
 
 std::span<const ChunkKernel> kernels(DiagPlan::Kind kind, bool boundaries = false) {
   if (kind == DiagPlan::Kind::Head && boundaries) return kHeadBoundaries;
@@ -84,16 +99,18 @@ DiagPlan with_kernel(const DiagProblem& p, DiagPlan f, const ChunkKernel& k) {
   return f;
 }
 
-// Of the kernels that could run the problem as `f` says, with which in how many segments.
+// Of the kernels that could run the problem as `f` says, with which in how many segments; value is 0 where a block of
+// this device has room for none.
 DiagPlan fastest(const DiagProblem& p, const DeviceInfo& d, const DiagPlan& f, bool boundaries) {
   constexpr int kMostSegments = 64, kLeastTokens = 256;  // of a segment
   const int sm_count = std::max(d.sm_count, 1);
   const std::int64_t mean = p.N > 0 ? (p.cu_seqlens ? p.T / p.N : p.T) : 0;
   const int most = static_cast<int>(std::clamp<std::int64_t>(mean / kLeastTokens, 1, kMostSegments));
   DiagPlan best;
+  best.value = 0;
   double least = -1;
   for (const ChunkKernel& k : kernels(f.kind, boundaries)) {
-    if (k.key != f.key) continue;
+    if (k.key != f.key || static_cast<std::size_t>(k.shared) > d.shared_per_block) continue;
     for (int s = 1; s <= (empty(p) ? 1 : most); ++s) {
       const double ms = milliseconds(k, p, sm_count, s, f.kind == DiagPlan::Kind::States);
       if (least >= 0 && ms >= least) continue;
@@ -150,7 +167,8 @@ DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundar
   DiagPlan f;
   f.kind = p.gk ? DiagPlan::Kind::Channel : p.gv ? DiagPlan::Kind::Value : DiagPlan::Kind::Head;
   f.key = padded_key(p.K);
-  return fastest(p, d, f, boundaries);
+  f = fastest(p, d, f, boundaries);
+  return f.value > 0 ? f : diag_step_plan(p);
 }
 
 DiagPlan diag_states_plan(const DiagProblem& p, const DeviceInfo& d) {
@@ -158,8 +176,15 @@ DiagPlan diag_states_plan(const DiagProblem& p, const DeviceInfo& d) {
   f.kind = DiagPlan::Kind::States;
   f.key = padded_key(std::max(p.K, p.V));
   f = fastest(p, d, f, false);
-  f.v_blocks = f.key / f.value;  // rows beyond the last channel are kept, too
+  if (f.value > 0) f.v_blocks = f.key / f.value;  // rows beyond the last channel are kept, too
   return f;
+}
+
+bool diag_gradient_fits(const DiagProblem& p, const DiagPlan& states, const DeviceInfo& d) {
+  const bool narrow = states.key == 64;
+  const int bytes = p.gk ? (narrow ? ChannelGradientTiles<64>::kBytes : ChannelGradientTiles<128>::kBytes)
+                         : (narrow ? HeadGradientTiles<64>::kBytes : HeadGradientTiles<128>::kBytes);
+  return states.value > 0 && static_cast<std::size_t>(bytes) <= d.shared_per_block;
 }
 
 std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& chosen) {
