@@ -291,9 +291,7 @@ TEST(CudaDeltaChunk, GateOfChannelsPacked) {
         DeltaKernel::Chunk, kSixteen);
 }
 
-// The same with blocks of `columns` value channels and time cut every `chunks` chunks of 32 tokens.
-void run_segments(const DeltaProblem& p, std::int64_t chunks, std::int64_t columns = kDeltaColumns) {
-  const DeltaPlan plan = delta_chunk_plan(p, device(), columns, chunks);
+void run_plan(const DeltaProblem& p, const DeltaPlan& plan) {
   ASSERT_EQ(plan.kernel, DeltaKernel::Chunk) << plan.why_token;
   const bool bf = p.q.dtype == DType::BF16;
   const std::size_t bytes =
@@ -304,6 +302,10 @@ void run_segments(const DeltaProblem& p, std::int64_t chunks, std::int64_t colum
   ASSERT_TRUE(s.ok()) << s.message();
   const Status done = wait_for_device();
   ASSERT_TRUE(done.ok()) << done.message();
+}
+// With blocks of `columns` value channels and time cut every `chunks` chunks of 32 tokens.
+void run_segments(const DeltaProblem& p, std::int64_t chunks, std::int64_t columns = kDeltaColumns) {
+  run_plan(p, delta_chunk_plan(p, device(), columns, chunks));
 }
 void check_segments(const DeltaCase& c, std::int64_t chunks, double limit = kSixteen,
                     std::int64_t columns = kDeltaColumns) {
@@ -487,15 +489,8 @@ TEST(CudaDeltaRounds, ChangeNoBit) {
     std::vector<std::byte> first;
     for (const std::int64_t round : {0, 2, 3, 7}) {
       plan.round = round;
-      const bool bf = c.type == DType::BF16;
-      const std::size_t bytes =
-          bf ? delta_chunk_forward_workspace<bf16>(d.device, plan) : delta_chunk_forward_workspace<f16>(d.device, plan);
-      const DeviceMemory ws(bytes);
-      const std::span<std::byte> space{static_cast<std::byte*>(ws.data()), bytes};
-      const Status s = bf ? delta_chunk_forward<bf16>(d.device, plan, {}, space)
-                          : delta_chunk_forward<f16>(d.device, plan, {}, space);
-      ASSERT_TRUE(s.ok()) << s.message();
-      ASSERT_TRUE(wait_for_device().ok());
+      run_plan(d.device, plan);
+      if (::testing::Test::HasFatalFailure()) return;
       auto got = d.o.device_bytes();
       for (const Twin* t : {&d.ht, &d.h}) {
         if (!t->view) continue;

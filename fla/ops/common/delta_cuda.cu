@@ -124,6 +124,9 @@ std::string DeltaPlan::text() const {
 
 namespace {
 
+bool has_room(std::int64_t bytes, const DeviceInfo& device) {
+  return bytes <= static_cast<std::int64_t>(device.shared_per_block);
+}
 std::string too_wide(std::int64_t bytes, const DeviceInfo& device) {
   return "device: needs " + std::to_string(bytes) + " bytes of shared memory a block, has " +
          std::to_string(device.shared_per_block);
@@ -168,9 +171,7 @@ DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std:
   };
   plan.stages = stages_of(plan.parts);
   plan.transfer_stages = stages_of(plan.parts + plan.width / columns);
-  const std::int64_t least =
-      2 * delta_chunk_stage_bytes(plan.width, columns, channel) + delta_chunk_extra_bytes(columns);
-  if (least > static_cast<std::int64_t>(device.shared_per_block)) {
+  if (const std::int64_t least = delta_chunk_least_bytes(plan.width, columns, channel); !has_room(least, device)) {
     plan.kernel = DeltaKernel::Token;
     plan.name = "delta_token";
     plan.why_token = too_wide(least, device);
@@ -214,7 +215,7 @@ DeltaPlan fastest_plan(const DeltaProblem& p, const DeviceInfo& device) {
   std::int64_t best_columns = kDeltaColumns, best_length = 0;
   for (const Paces& paces : p.gk ? kPacesOfChannels : kPacesOfHeads) {
     if (paces.columns == kDeltaWide && (whole.width != kDeltaWideKeys || p.V <= kDeltaColumns || p.h)) continue;
-    if (delta_chunk_plan(p, device, paces.columns, 0).kernel != DeltaKernel::Chunk) continue;
+    if (!has_room(delta_chunk_least_bytes(whole.width, paces.columns, p.gk.present()), device)) continue;
     const std::int64_t parts = ceil_div(p.V, paces.columns);
     for (std::int64_t segments = 1; segments <= std::max<std::int64_t>(1, most); ++segments) {
       const std::int64_t length = ceil_div(chunks, segments);
@@ -303,7 +304,7 @@ DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
   DeltaPlan plan = delta_chunk_plan(p, device, kDeltaColumns, 0);
   if (std::string why = chunk_backward_refusal(p); !why.empty()) plan.why_token = std::move(why);
   const std::int64_t bytes = plan.why_token.empty() ? delta_gradient_bytes(p, plan) : 0;
-  if (bytes > static_cast<std::int64_t>(device.shared_per_block)) plan.why_token = too_wide(bytes, device);
+  if (!has_room(bytes, device)) plan.why_token = too_wide(bytes, device);
   if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
   plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";
   return plan;

@@ -109,11 +109,9 @@ struct Segment {
   bool real, last;  // whether there is such a segment; whether it ends its sequence
 };
 
-// Segment `number` where time is cut every `chunks` chunks, or where chunks is 0, a whole sequence, or what of it
-// belongs to the round.
+// Segment `number` where time is cut, else a whole sequence, or what of it belongs to the round.
 template <typename T>
-FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w, std::int64_t chunks,
-                                std::int64_t number) {
+FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w, std::int64_t number) {
   Segment g;
   if (w.round > 0) {
     const std::int64_t left = p.T - w.first * kBT, most = w.round * kBT;
@@ -127,7 +125,7 @@ FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w,
     g.chunks = (g.tokens + kBT - 1) / kBT;
     return g;
   }
-  if (chunks == 0) {
+  if (w.segment == 0) {
     const Span s = sequence(p, number);
     return {number,
             s.row,
@@ -139,10 +137,10 @@ FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w,
             true,
             true};
   }
-  const std::int64_t tokens = chunks * kBT;
+  const std::int64_t tokens = w.segment * kBT;
   g.n = sequence_of(p, number, tokens);
   const Span s = sequence(p, g.n);
-  g.before = (number - first_slot(p, s, g.n, tokens)) * chunks;
+  g.before = (number - first_slot(p, s, g.n, tokens)) * w.segment;
   const std::int64_t left = s.length - g.before * kBT;
   g.row = s.row;
   g.begin = s.begin + g.before * kBT;

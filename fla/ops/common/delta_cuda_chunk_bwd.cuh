@@ -30,7 +30,7 @@ delta_reverse_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) 
   const int parts = (p.V + L::kColumns - 1) / L::kColumns;
   const int part = block_x() % parts, hv = block_x() / parts % p.HV;
   const std::int64_t n = block_x() / parts / p.HV;
-  const Segment g = find_segment(p, w, 0, n);
+  const Segment g = find_segment(p, w, n);
   const int v_begin = part * L::kColumns, v_count = p.V - v_begin < L::kColumns ? p.V - v_begin : L::kColumns;
 
   if (warp_id() == L::kWarps) {

@@ -382,7 +382,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   const int value_parts = (p.V + kColumns - 1) / kColumns, parts = value_parts + (kTransfer ? KP / kColumns : 0);
   const int part = block_x() % parts, hv = block_x() / parts % p.HV;
   const std::int64_t number = block_x() / parts / p.HV;
-  const Segment g = find_segment(p, w, w.segment, number);
+  const Segment g = find_segment(p, w, number);
   const bool keys = kTransfer && part >= value_parts;  // whether the columns are those of M
   if (!g.real || (kTransfer && (g.last || (keys && g.before == 0)))) return;
   const int v_begin = (keys ? part - value_parts : part) * kColumns, v_left = keys ? kColumns : p.V - v_begin;

@@ -31,6 +31,10 @@ constexpr int delta_chunk_blocks(std::int64_t width, std::int64_t columns, bool 
   return width == 128 && (channel || columns == kDeltaWide) ? 2 : 3;
 }
 constexpr std::int64_t delta_chunk_extra_bytes(std::int64_t columns) { return 4 * (112 * columns + 256); }
+// With which the chunk kernel runs at all.
+constexpr std::int64_t delta_chunk_least_bytes(std::int64_t width, std::int64_t columns, bool channel) {
+  return 2 * delta_chunk_stage_bytes(width, columns, channel) + delta_chunk_extra_bytes(columns);
+}
 
 // Places of chunks in the workspace: sequence n's chunk c has number begin / BT + n + c, so that nobody needs to know
 // the sequences before it; some numbers stay unused.
