@@ -93,9 +93,7 @@ FLA_DEVICE void rest_of_rows(FragB<T> (&rest)[2], const float (&exact)[2][4], Sh
     for (int half = 0; half < 2; ++half) {
       const int at = (8 * half + lane_id() / 4) * ld + 8 * n + frag_col(0);
       const std::uint32_t w = rounded.template as<std::uint32_t>().load(at / 2);
-      rest[n].x[half] =
-          transpose_8x8(pack2<T>(exact[n][2 * half] - to_f32(T{static_cast<std::uint16_t>(w)}),
-                                 exact[n][2 * half + 1] - to_f32(T{static_cast<std::uint16_t>(w >> 16U)})));
+      rest[n].x[half] = transpose_8x8(low_pair<T>(w, exact[n][2 * half], exact[n][2 * half + 1]));
     }
   }
 }
