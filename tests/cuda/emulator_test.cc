@@ -34,6 +34,21 @@ TEST_F(CudaEmulator, RefusesImpossibleLaunches) {
                "shared memory");
 }
 
+FLA_KERNEL(64, 1)
+overlapped_kernel(int waiting) {
+  let_next_start();
+  if (thread_id() < waiting) wait_for_previous();
+}
+
+TEST_F(CudaEmulator, EveryThreadOfAnOverlappedLaunchWaits) {
+  Launch l{.name = "overlapped", .grid = {2}, .threads = 64};
+  EXPECT_EQ(error(launch<overlapped_kernel>(l, {}, 0)), "no error");
+  l.overlapped = true;
+  EXPECT_EQ(error(launch<overlapped_kernel>(l, {}, 64)), "no error");
+  EXPECT_FAULT(launch<overlapped_kernel>(l, {}, 40),
+               "thread 40 (warp 1, lane 8): ends an overlapped launch without wait_for_previous");
+}
+
 // ---- faults: one kernel, one misuse by number
 
 enum Misuse {

@@ -133,7 +133,8 @@ struct Fiber {
   void* sp = nullptr;
   void* fake_stack = nullptr;
   bool done = false;
-  Place place;  // of the last wait
+  bool waited = false;  // for the launch before
+  Place place;          // of the last wait
   std::uint32_t clock = 1;
   std::shared_ptr<const Clocks> seen;
   std::vector<Copy> open;                // cp.async since the last commit
@@ -286,6 +287,7 @@ thread_local bool entered_from_main = false;
 void fiber_main() {
   finish_switch(nullptr, std::exchange(entered_from_main, false));
   machine->body_(machine->arg_);
+  if (machine->launch_.overlapped && !machine->me().waited) fail("ends an overlapped launch without wait_for_previous");
   machine->leave(true);
 }
 
@@ -589,6 +591,8 @@ void fail(std::string message) {
   machine->error_ = std::move(message);
   machine->abandon();
 }
+
+void wait_for_previous() { machine->me().waited = true; }
 
 std::byte* shared_memory() { return machine->base_; }
 std::size_t shared_bytes() { return machine->launch_.shared_bytes; }

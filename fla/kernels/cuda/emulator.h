@@ -77,6 +77,7 @@ void check_aligned(const void* p, std::size_t bytes, const char* what);
 
 void sync_threads(const char* file, int line);
 void barrier(int id, int count, bool wait);
+void wait_for_previous();  // only that every thread of an overlapped launch calls it is checked
 void sync_warp();
 // Waits for all lanes of the warp in the same call; the last to come calls `fn` on everybody's data.
 void warp_together(const char* what, void* data, void (*fn)(void* const* lanes));

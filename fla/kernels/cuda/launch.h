@@ -23,6 +23,9 @@ struct Launch {
   Dim3 grid;
   int threads = 128;             // per block, a multiple of 32
   std::size_t shared_bytes = 0;  // dynamic shared memory of a block
+  // Its blocks may start while those of the launch before it on the stream end, from compute capability 9.0 on: every
+  // thread of the kernel calls wait_for_previous, and that launch is one of ours.
+  bool overlapped = false;
 };
 
 // N elements that are loaded and stored as one access.

@@ -79,6 +79,22 @@ FLA_DEVICE void barrier_arrive(int id, int count) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(count) : "memory");
 }
 
+// ---- the launch before and after on the stream, see Launch::overlapped
+
+// Waits until all that was launched before on the stream has ended and shows what it wrote. Nothing that such a launch
+// reads may be written before that, nor anything be read that it writes.
+FLA_DEVICE void wait_for_previous() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Blocks of the next launch may start where there is room once every block of this one has come here.
+FLA_DEVICE void let_next_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- warp exchange: T has 4 or 8 bytes
 
 template <typename T>
@@ -261,6 +277,17 @@ FLA_DEVICE std::uint32_t transpose_8x8(std::uint32_t x) {
 
 Status launch_error(const char* kernel, cudaError_t e);
 
+// Bits by device, which racing calls set to the same value.
+class DeviceBits {
+ public:
+  bool has(int device) const { return (bits_.load(std::memory_order_acquire) & bit(device)) != 0; }
+  void set(int device) { bits_.fetch_or(bit(device), std::memory_order_release); }
+
+ private:
+  static std::uint64_t bit(int device) { return std::uint64_t{1} << (static_cast<unsigned>(device) & 63U); }
+  std::atomic<std::uint64_t> bits_{0};
+};
+
 // Starts the kernel on the stream; does not wait. A grid without blocks is no launch.
 template <auto KERNEL, typename... A>
 Status launch(const Launch& l, Stream stream, A... args) {
@@ -268,26 +295,41 @@ Status launch(const Launch& l, Stream stream, A... args) {
   if (l.grid.x > kMaxGridX || l.grid.y > kMaxGridYZ || l.grid.z > kMaxGridYZ) {
     return {Code::Unsupported, std::string(l.name) + ": the grid is larger than a device takes"};
   }
+  const void* kernel = reinterpret_cast<const void*>(KERNEL);
   if (l.shared_bytes > 48 * 1024) {
-    // Which devices know that this kernel may use more than 48 KB, as bits; racing calls set the same value.
-    static std::atomic<std::uint64_t> raised{0};
-    const std::uint64_t bit = std::uint64_t{1} << (static_cast<unsigned>(stream.device) & 63U);
-    if ((raised.load(std::memory_order_acquire) & bit) == 0) {
+    static DeviceBits raised;  // where this kernel may use more than 48 KB
+    if (!raised.has(stream.device)) {
       // The limit of the device rather than this launch's need, as a later launch may need more.
       int most = 0;
       cudaError_t e = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, stream.device);
-      if (e == cudaSuccess) {
-        e = cudaFuncSetAttribute(reinterpret_cast<const void*>(KERNEL), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 most);
-      }
+      if (e == cudaSuccess) e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
       if (e != cudaSuccess) return launch_error(l.name, e);
-      raised.fetch_or(bit, std::memory_order_release);
+      raised.set(stream.device);
     }
   }
-  const dim3 grid(static_cast<unsigned>(l.grid.x), static_cast<unsigned>(l.grid.y), static_cast<unsigned>(l.grid.z));
-  KERNEL<<<grid, static_cast<unsigned>(l.threads), l.shared_bytes, static_cast<cudaStream_t>(stream.handle)>>>(args...);
-  const cudaError_t e = cudaGetLastError();
-  return e == cudaSuccess ? Status{} : launch_error(l.name, e);
+  cudaLaunchAttribute overlap = {};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  if (l.overlapped) {
+    static DeviceBits asked, waits;  // code made for an older device has no wait_for_previous
+    if (!asked.has(stream.device)) {
+      cudaFuncAttributes code = {};
+      if (const cudaError_t e = cudaFuncGetAttributes(&code, kernel); e != cudaSuccess) return launch_error(l.name, e);
+      if (code.ptxVersion >= 90) waits.set(stream.device);
+      asked.set(stream.device);
+    }
+    config.attrs = &overlap;
+    config.numAttrs = waits.has(stream.device) ? 1 : 0;
+  }
+  config.gridDim = {static_cast<unsigned>(l.grid.x), static_cast<unsigned>(l.grid.y), static_cast<unsigned>(l.grid.z)};
+  config.blockDim = static_cast<unsigned>(l.threads);
+  config.dynamicSmemBytes = l.shared_bytes;
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  const cudaError_t e = cudaLaunchKernelEx(&config, KERNEL, args...);
+  if (e == cudaSuccess) return {};
+  static_cast<void>(cudaGetLastError());  // told here; the caller's next question is about something else
+  return launch_error(l.name, e);
 }
 
 // Zeros `bytes` of device memory in the order of the stream.

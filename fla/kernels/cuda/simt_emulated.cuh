@@ -123,6 +123,11 @@ FLA_DEVICE void sync_roles() {
 FLA_DEVICE void barrier_sync(int id, int count) { emulator::barrier(id, count, true); }
 FLA_DEVICE void barrier_arrive(int id, int count) { emulator::barrier(id, count, false); }
 
+// ---- the launch before and after: one ends before the next starts here
+
+FLA_DEVICE void wait_for_previous() { emulator::wait_for_previous(); }
+FLA_DEVICE void let_next_start() {}
+
 // ---- warp exchange
 
 namespace emulated {
