@@ -102,6 +102,20 @@ template <typename T>
 FLA_DEVICE float high_half(std::uint32_t x) {
   return to_f32(T{static_cast<std::uint16_t>(x >> 16)});
 }
+// Elements of 16 bits, two in a word; what is kept as elements moves in several accesses.
+template <typename T, int N>
+FLA_DEVICE float element(const Vec<std::uint32_t, N>& words, int i) {
+  return i % 2 == 0 ? low_half<T>(words.x[i / 2]) : high_half<T>(words.x[i / 2]);
+}
+using EightElements = Vec<std::uint32_t, 4>;
+template <typename T>
+FLA_DEVICE EightElements load_elements(const T* p) {
+  return load_global<4>(reinterpret_cast<const std::uint32_t*>(p));
+}
+template <typename T>
+FLA_DEVICE void store_elements(T* p, const EightElements& x) {
+  store_global<4>(reinterpret_cast<std::uint32_t*>(p), x);
+}
 
 // Tokens of a sequence: row of the batch, first token, count.
 struct Span {

@@ -78,17 +78,24 @@ FLA_DEVICE Chunk find_chunk(const DeltaArgs& p, const DeltaChunkSpace<T>& w, std
   return {s, t0, left <= 0 ? 0 : left < kBT ? static_cast<int>(left) : kBT};
 }
 
-FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, float multiplier) {
-  const float g = activate(p, raw, bias, multiplier) * kLog2e;
+FLA_DEVICE float log2_gate(float log_gate) {
+  const float g = log_gate * kLog2e;
   return g < kStrongestGate ? kStrongestGate : g;
+}
+FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, float multiplier) {
+  return log2_gate(activate(p, raw, bias, multiplier));
 }
 
 template <typename G, int N>
 FLA_DEVICE void load_gate_column(const View& gk, std::int64_t row, std::int64_t first, int hv, int channel, int rows,
                                  float (&x)[N]) {
   const G* p = gk.at<G>(row, first, hv, channel);
+  const std::int64_t stride = gk.stride[1];
   FLA_UNROLL
-  for (int i = 0; i < N; ++i) x[i] = i < rows ? to_f32(p[i * gk.stride[1]]) : 0.0F;
+  for (int i = 0; i < N; ++i) {
+    x[i] = i < rows ? to_f32(*p) : 0.0F;
+    p += stride;
+  }
 }
 
 template <int N>

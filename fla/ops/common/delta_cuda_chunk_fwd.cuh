@@ -48,6 +48,7 @@ template <typename T, int KP>
 FLA_KERNEL(32 * kHeadPrologueWarps, 3)
 delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::int64_t items) {
   const std::int64_t item = static_cast<std::int64_t>(block_x()) * kHeadPrologueWarps + warp_id();
+  let_next_start();
   if (item >= items) return;
   const int hk = static_cast<int>(item % p.H), group = p.HV / p.H;
   const std::int64_t slot = item / p.H;
@@ -71,14 +72,14 @@ delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::i
   const T* gK = p.k.view.at<T>(c.s.row, first, hk);
   FLA_UNROLL
   for (int c0 = 0; c0 < KP; c0 += 32) {
-    Vec<std::uint32_t, 4> kw[4], qw[4];
+    EightElements kw[4], qw[4];
     FLA_UNROLL
     for (int i = 0; i < 4; ++i) {
       const int row = 8 * i + g;
       kw[i] = qw[i] = {};
       if (row < c.rows && c0 + 8 * t < p.K) {
-        kw[i] = load_global<4>(reinterpret_cast<const std::uint32_t*>(gK + (row * p.k.view.stride[1] + c0 + 8 * t)));
-        qw[i] = load_global<4>(reinterpret_cast<const std::uint32_t*>(gQ + (row * p.q.view.stride[1] + c0 + 8 * t)));
+        kw[i] = load_elements(gK + (row * p.k.view.stride[1] + c0 + 8 * t));
+        qw[i] = load_elements(gQ + (row * p.q.view.stride[1] + c0 + 8 * t));
       }
       FLA_UNROLL
       for (int e = 0; e < 4; ++e) {
@@ -182,17 +183,18 @@ constexpr int channel_prologue_bytes() {
   return kBT * KP * (4 + 2 + 2) + 4 * (2 * kBT * kLdL + 3 * kBT);
 }
 
-// Element (r, col) of a [BT, KP] tile whose pieces of 8 are permuted by row: any 8 rows that a warp of the prologue
-// reads at a time have them in different banks.
+// Element (r, col) of a [BT, KP] tile whose pieces of 8 are permuted by row: what a warp reads at a time of the rows
+// that row_without puts side by side lies in different banks.
 template <int KP>
 FLA_DEVICE int permuted(int r, int col) {
   return r * KP + (col ^ (8 * (((r ^ (r >> 3)) & 7) ^ (((r >> 1) ^ (r >> 2)) & 4))));
 }
 
-// Row i of the 16 that lack bit b, in an order that suits permuted().
+// Row i of the 16 that lack bit b, in an order that suits permuted(): two neighbours have their 64 bytes of fp32 in
+// different halves of the banks, four their 32 bytes of 16-bit elements in different quarters.
 FLA_DEVICE int row_without(int b, int i) {
   // An octal digit is the place of a bit of i, from the right.
-  const int places = b == 0 ? 04231 : b == 1 ? 03240 : b == 2 ? 04310 : b == 3 ? 04210 : 03210;
+  const int places = b == 0 ? 04321 : b == 1 ? 03024 : b == 2 ? 04031 : b == 3 ? 04021 : 03021;
   int r = 0;
   FLA_UNROLL
   for (int bit = 0; bit < 4; ++bit) r |= ((i >> bit) & 1) << ((places >> (3 * bit)) & 7);
@@ -200,7 +202,7 @@ FLA_DEVICE int row_without(int b, int i) {
 }
 
 template <typename T, int KP>
-FLA_KERNEL(kChannelPrologueThreads, 4)
+FLA_KERNEL(kChannelPrologueThreads, KP <= 128 ? 5 : 3)
 delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kTile = kBT * KP, kSquare = kBT * kLdL, kRowsAt = 8 * kTile + 8 * kSquare;
   const Shared<float> sG = shared<float>(0, kTile);
@@ -210,47 +212,55 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
                       sRq = shared<float>(kRowsAt + 8 * kBT, kBT);
   const int hv = block_x() % p.HV, hk = hv / (p.HV / p.H), id = thread_id();
   const std::int64_t slot = block_x() / p.HV;
+  let_next_start();
   const Chunk c = find_chunk(p, w, slot);
-  if (c.rows == 0) return;
+  if (c.rows == 0) {
+    wait_for_previous();
+    return;
+  }
   const std::int64_t first = c.s.begin + c.t0, at = slot * p.HV + hv;
 
   const float multiplier = gate_multiplier(p, hv);
   for (int channel = id; channel < KP; channel += kChannelPrologueThreads) {
-    {
-      float raw[kBT] = {};
-      if (channel < p.K) load_gate_column(p.gk, c.s.row, first, hv, channel, c.rows, raw);
+    float raw[kBT] = {}, sum = 0.0F;
+    if (channel < p.K) load_gate_column(p.gk, c.s.row, first, hv, channel, c.rows, raw);
+    if (p.gate == GateActivation::Kind::None) {
       FLA_UNROLL
-      for (int i = 0; i < kBT; ++i) sG.store(permuted<KP>(i, channel), raw[i]);
+      for (int i = 0; i < kBT; ++i) {
+        sum += log2_gate(raw[i]);
+        sG.store(permuted<KP>(i, channel), sum);
+      }
+      continue;
     }
+    FLA_UNROLL
+    for (int i = 0; i < kBT; ++i) sG.store(permuted<KP>(i, channel), raw[i]);
     const float bias = channel < p.K ? gate_bias(p, hv, channel) : 0.0F;
     const int count = channel < p.K ? c.rows : 0;
-    float sum = 0.0F;
     for (int i = 0; i < kBT; ++i) {
       const int to = permuted<KP>(i, channel);
       if (i < count) sum += log2_gate(p, sG.load(to), bias, multiplier);
       sG.store(to, sum);
     }
-    w.scalars[at * (kBT + KP) + kBT + channel] = exp2_approx(sum);
   }
   {
     constexpr int kLanes = KP / 8, kRows = 32 / kLanes;  // lanes of a row, rows of a warp
     const int col = lane_id() % kLanes * 8;
     for (int r = warp_id() * kRows + lane_id() / kLanes; r < kBT; r += kChannelPrologueWarps * kRows) {
-      Vec<T, 8> k = {}, q = {};
+      EightElements k = {}, q = {};
       if (r < c.rows && col < p.K) {
-        k = load_global<8>(p.k.view.at<T>(c.s.row, first + r, hk, col));
-        q = load_global<8>(p.q.view.at<T>(c.s.row, first + r, hk, col));
+        k = load_elements(p.k.view.at<T>(c.s.row, first + r, hk, col));
+        q = load_elements(p.q.view.at<T>(c.s.row, first + r, hk, col));
       }
       float kk = 0.0F, qq = 0.0F, qk = 0.0F;
       FLA_UNROLL
       for (int e = 0; e < 8; ++e) {
-        const float x = to_f32(k.x[e]), y = to_f32(q.x[e]);
+        const float x = element<T>(k, e), y = element<T>(q, e);
         kk += x * x;
         qq += y * y;
         qk += x * y;
       }
-      sK.template store_vec<8>(permuted<KP>(r, col), k);
-      sQ.template store_vec<8>(permuted<KP>(r, col), q);
+      sK.template as<std::uint32_t>().template store_vec<4>(permuted<KP>(r, col) >> 1, k);
+      sQ.template as<std::uint32_t>().template store_vec<4>(permuted<KP>(r, col) >> 1, q);
       float rk = inverse_norm(warp_sum<kLanes>(kk)), rq = inverse_norm(warp_sum<kLanes>(qq));
       qk = warp_sum<kLanes>(qk);
       if (!p.normalize_k) rk = 1.0F;
@@ -262,42 +272,56 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       }
     }
   }
-  for (int i = id; i < kBT * kBT; i += kChannelPrologueThreads) {
-    const int r = i / kBT, col = i % kBT;
-    if (col >= r) sL.store(r * kLdL + col, 0.0F);
-    if (col > r) sP.store(r * kLdL + col, 0.0F);
-  }
   if (id < kBT) {
-    const float beta = id < c.rows ? load_beta(p, c.s.row, first + id, hv, 0) : 0.0F;
-    sBeta.store(id, beta);
-    w.scalars[at * (kBT + KP) + id] = beta;
+    sBeta.store(id, id < c.rows ? load_beta(p, c.s.row, first + id, hv, 0) : 0.0F);
+    // Of what is not below the diagonal, what comes along with what is read.
+    for (int col = id; col <= (id | 3); ++col) sL.store(id * kLdL + col, 0.0F);
+    if (id % 2 == 0) sP.store(id * kLdL + id + 1, 0.0F);
   }
   sync_threads();
 
-  for (int i = id; i < kTile / 8; i += kChannelPrologueThreads) {
-    const int r = i / (KP / 8), col = i % (KP / 8) * 8, from = permuted<KP>(r, col), last = permuted<KP>(kBT - 1, col);
-    const float by_k = sRk.load(r), by_a = by_k * sBeta.load(r), by_q = p.scale * sRq.load(r);
-    const Vec<T, 8> x = sK.template load_vec<8>(from), y = sQ.template load_vec<8>(from);
-    Vec<T, 8> q, a, k;
+  wait_for_previous();  // which may be reading what the workspace held of the round before
+  float* scalars = w.scalars + at * (kBT + KP);
+  if (id < kBT) scalars[id] = sBeta.load(id);
+  for (int channel = id; channel < KP; channel += kChannelPrologueThreads) {
+    scalars[kBT + channel] = exp2_approx(sG.load(permuted<KP>(kBT - 1, channel)));
+  }
+  {
+    constexpr int kLanes = KP / 8;  // threads of a row
+    const int col = id % kLanes * 8;
+    Vec<float, 4> ends[2];
     FLA_UNROLL
-    for (int e = 0; e < 8; e += 4) {
-      const Vec<float, 4> g = sG.load_vec<4>(from + e), end = sG.load_vec<4>(last + e);
+    for (int e = 0; e < 2; ++e) ends[e] = sG.load_vec<4>(permuted<KP>(kBT - 1, col) + 4 * e);
+    for (int r = id / kLanes; r < kBT; r += kChannelPrologueThreads / kLanes) {
+      const float by_k = sRk.load(r), by_a = by_k * sBeta.load(r), by_q = p.scale * sRq.load(r);
+      const int from = permuted<KP>(r, col);
+      const EightElements x = sK.template as<std::uint32_t>().template load_vec<4>(from >> 1),
+                          y = sQ.template as<std::uint32_t>().template load_vec<4>(from >> 1);
+      EightElements q, a, k;
       FLA_UNROLL
-      for (int f = 0; f < 4; ++f) {
-        const float decay = exp2_approx(g.x[f]), key = to_f32(x.x[e + f]);
-        q.x[e + f] = from_f32<T>(by_q * to_f32(y.x[e + f]) * decay);
-        a.x[e + f] = from_f32<T>(by_a * key * decay);
-        k.x[e + f] = from_f32<T>(by_k * key * exp2_approx(end.x[f] - g.x[f]));
+      for (int e = 0; e < 8; e += 2) {
+        const Vec<float, 2> g = sG.load_vec<2>(from + e);
+        float to_q[2], to_a[2], to_k[2];
+        FLA_UNROLL
+        for (int f = 0; f < 2; ++f) {
+          const float decay = exp2_approx(g.x[f]), key = element<T>(x, e + f);
+          to_q[f] = by_q * element<T>(y, e + f) * decay;
+          to_a[f] = by_a * key * decay;
+          to_k[f] = by_k * key * exp2_approx(ends[e / 4].x[e % 4 + f] - g.x[f]);
+        }
+        q.x[e / 2] = pack2<T>(to_q[0], to_q[1]);
+        a.x[e / 2] = pack2<T>(to_a[0], to_a[1]);
+        k.x[e / 2] = pack2<T>(to_k[0], to_k[1]);
       }
+      const std::int64_t to = (at * kBT + r) * KP + col;
+      store_elements(w.q + to, q);
+      store_elements(w.a + to, a);
+      store_elements(w.k + to, k);
     }
-    const std::int64_t to = (at * kBT + r) * KP + col;
-    store_global<8>(w.q + to, q);
-    store_global<8>(w.a + to, a);
-    store_global<8>(w.k + to, k);
   }
 
   {
-    // The sum over channels may take them in any order: a lane's two of a product are neighbours.
+    // The sum over channels may take them in any order: a lane's of two products are four neighbours.
     const int b = warp_id(), g = lane_id() / 4, t = lane_id() % 4;
     const auto middle = [&](int r) { return (r >> (b + 1) << (b + 1)) + (1 << b) - 1; };
     FragC kk[2], qk[2];
@@ -306,43 +330,61 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       clear(kk[n]);
       clear(qk[n]);
     }
-    const int low[2] = {row_without(b, g), row_without(b, 8 + g)};
-    for (int c0 = 2 * t; c0 < KP; c0 += 8) {
-      FragATf32 ka, qa;
-      Vec<float, 2> m[2];
+    const Shared<std::uint32_t> k_words = sK.template as<std::uint32_t>(), q_words = sQ.template as<std::uint32_t>();
+    int low[2], high[2], between[2];  // where a lane's channels of its rows are
+    FLA_UNROLL
+    for (int i = 0; i < 2; ++i) {
+      const int r = row_without(b, g + 8 * i);
+      low[i] = permuted<KP>(r, 4 * t);
+      high[i] = permuted<KP>(r | (1 << b), 4 * t);
+      between[i] = permuted<KP>(middle(r), 4 * t);
+    }
+    for (int c0 = 0; c0 < KP; c0 += 16) {
+      FragATf32 ka[2], qa[2];
+      Vec<float, 4> m[2];
       FLA_UNROLL
       for (int i = 0; i < 2; ++i) {
-        const int at_row = permuted<KP>(low[i] | (1 << b), c0);
-        m[i] = sG.load_vec<2>(permuted<KP>(middle(low[i]), c0));
-        const Vec<float, 2> G = sG.load_vec<2>(at_row);
-        const Vec<T, 2> k = sK.template load_vec<2>(at_row), q = sQ.template load_vec<2>(at_row);
+        m[i] = sG.load_vec<4>(between[i] ^ c0);
+        const Vec<float, 4> G = sG.load_vec<4>(high[i] ^ c0);
+        const Vec<std::uint32_t, 2> k = k_words.load_vec<2>((high[i] ^ c0) >> 1),
+                                    q = q_words.load_vec<2>((high[i] ^ c0) >> 1);
         FLA_UNROLL
-        for (int e = 0; e < 2; ++e) {
+        for (int e = 0; e < 4; ++e) {
           const float decay = exp2_approx(G.x[e] - m[i].x[e]);
-          ka.x[i + 2 * e] = to_tf32(to_f32(k.x[e]) * decay);
-          qa.x[i + 2 * e] = to_tf32(to_f32(q.x[e]) * decay);
+          ka[e / 2].x[i + 2 * (e % 2)] = to_tf32(element<T>(k, e) * decay);
+          qa[e / 2].x[i + 2 * (e % 2)] = to_tf32(element<T>(q, e) * decay);
         }
       }
       FLA_UNROLL
       for (int n = 0; n < 2; ++n) {
-        const int at_row = permuted<KP>(low[n], c0);
-        const Vec<float, 2> G = sG.load_vec<2>(at_row);
-        const Vec<T, 2> k = sK.template load_vec<2>(at_row);
-        FragBTf32 x;
+        const Vec<float, 4> G = sG.load_vec<4>(low[n] ^ c0);
+        const Vec<std::uint32_t, 2> k = k_words.load_vec<2>((low[n] ^ c0) >> 1);
+        FragBTf32 x[2];
         FLA_UNROLL
-        for (int e = 0; e < 2; ++e) x.x[e] = to_tf32(to_f32(k.x[e]) * exp2_approx(m[n].x[e] - G.x[e]));
-        mma(kk[n], ka, x);
-        mma(qk[n], qa, x);
+        for (int e = 0; e < 4; ++e) {
+          x[e / 2].x[e % 2] = to_tf32(element<T>(k, e) * exp2_approx(m[n].x[e] - G.x[e]));
+        }
+        FLA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          mma(kk[n], ka[i], x[i]);
+          mma(qk[n], qa[i], x[i]);
+        }
       }
     }
     FLA_UNROLL
-    for (int n = 0; n < 2; ++n) {
+    for (int e = 0; e < 2; ++e) {
+      const int r = row_without(b, g + 8 * e) | (1 << b);
+      const float by_k = sBeta.load(r) * sRk.load(r), by_q = p.scale * sRq.load(r);
       FLA_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        const int r = row_without(b, frag_row(i)) | (1 << b), col = row_without(b, 8 * n + frag_col(i));
-        if (r >> (b + 1) != col >> (b + 1)) continue;
-        sL.store(r * kLdL + col, sBeta.load(r) * sRk.load(r) * sRk.load(col) * kk[n].x[i]);
-        sP.store(r * kLdL + col, p.scale * sRq.load(r) * sRk.load(col) * qk[n].x[i]);
+      for (int n = 0; n < 2; ++n) {
+        FLA_UNROLL
+        for (int f = 0; f < 2; ++f) {
+          const int col = row_without(b, 2 * t) | row_without(b, 8 * n + f);
+          if (r >> (b + 1) != col >> (b + 1)) continue;
+          const float rk = sRk.load(col);
+          sL.store(r * kLdL + col, by_k * rk * kk[n].x[2 * e + f]);
+          sP.store(r * kLdL + col, by_q * rk * qk[n].x[2 * e + f]);
+        }
       }
     }
   }
@@ -353,7 +395,8 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   }
   for (int i = id - 32; i < kBT * kBT / 2; i += kChannelPrologueThreads - 32) {
     const int r = i / (kBT / 2), col = i % (kBT / 2) * 2;
-    const Vec<float, 2> x = sP.load_vec<2>(r * kLdL + col);
+    Vec<float, 2> x = {};
+    if (col <= r) x = sP.load_vec<2>(r * kLdL + col);
     store_global<2>(w.squares + (at * (2 * kBT * kBT) + r * 2 * kBT + kBT + col),
                     Vec<T, 2>{{from_f32<T>(x.x[0]), from_f32<T>(x.x[1])}});
   }
@@ -383,6 +426,8 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   const int part = block_x() % parts, hv = block_x() / parts % p.HV;
   const std::int64_t number = block_x() / parts / p.HV;
   const Segment g = find_segment(p, w, number);
+  if (!kOutput || (w.round > 0 && !g.last)) let_next_start();
+  wait_for_previous();
   const bool keys = kTransfer && part >= value_parts;  // whether the columns are those of M
   if (!g.real || (kTransfer && (g.last || (keys && g.before == 0)))) return;
   const int v_begin = (keys ? part - value_parts : part) * kColumns, v_left = keys ? kColumns : p.V - v_begin;
@@ -761,7 +806,7 @@ Status launch_chunk_blocks(const DeltaProblem& p, const DeltaPlan& plan, const D
   using L = ChunkLayout<KP, TILES, CHANNEL>;
   const DeltaArgs a = delta_args(p);
   const std::int64_t sequences = plan.segment > 0 ? delta_segment_slots(p, plan.segment) : p.N;
-  Launch l{.name = "delta_chunk_kernel", .threads = L::kThreads};
+  Launch l{.name = "delta_chunk_kernel", .threads = L::kThreads, .overlapped = true};
   if constexpr (KP <= 128) {
     if (plan.segments > 1) {
       l.grid = {sequences * p.HV * (plan.parts + KP / L::kColumns)};
@@ -790,7 +835,8 @@ Status launch_prologue(const DeltaProblem& p, const DeltaPlan& plan, const Delta
         {.name = "delta_channel_prologue_kernel",
          .grid = {places * p.HV},
          .threads = kChannelPrologueThreads,
-         .shared_bytes = static_cast<std::size_t>(channel_prologue_bytes<KP>())},
+         .shared_bytes = static_cast<std::size_t>(channel_prologue_bytes<KP>()),
+         .overlapped = w.first > 0},
         stream, delta_args(p), w);
   } else {
     const std::int64_t items = places * p.H;

@@ -54,6 +54,8 @@ template <typename T, int KP>
 FLA_KERNEL(2 * KP, 1)
 delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kLd = KP + 8, kKeyTiles = KP / 16;
+  let_next_start();
+  wait_for_previous();
   const int tiles = (p.V + 15) / 16, tile = block_x() % tiles, hv = block_x() / tiles % p.HV;
   const std::int64_t n = block_x() / tiles / p.HV, tokens = w.segment * kBT;
   const Span s = sequence(p, n);
@@ -170,7 +172,8 @@ Status launch_join(const DeltaProblem& p, const DeltaChunkSpace<T>& w, Stream st
   return launch<delta_join_kernel<T, KP>>({.name = "delta_join_kernel",
                                            .grid = {p.N * p.HV * ((p.V + 15) / 16)},
                                            .threads = 2 * KP,
-                                           .shared_bytes = std::size_t{8} * kJoinTile<KP>},
+                                           .shared_bytes = std::size_t{8} * kJoinTile<KP>,
+                                           .overlapped = true},
                                           stream, delta_args(p), w);
 }
 
