@@ -46,11 +46,11 @@ step() {
 told() {
   (($2 == 0)) || bad+=("$1 (status $2)")
   say "" "## $1" "" "Status $2, $3 s: \`$4\`" "" '```'
-  tail -n 80 "$5" >>"$report"
+  tail -n 240 "$5" >>"$report"
   say '```'
 }
 # for_families COMMAND...: once for each family that has recorded cases, side by side; {} stands for their folder. The
-# last two lines of each.
+# last two lines of each, and before them the first ones of what failed.
 for_families() {
   local logs rc=0 f
   logs=$(mktemp -d)
@@ -65,8 +65,11 @@ for_families() {
       continue
     fi
     echo "$f: status $(<"$logs/$f.rc")"
+    if (($(<"$logs/$f.rc") != 0)); then
+      rc=1
+      grep -v 'Host Frame' "$logs/$f" | head -n 24
+    fi
     tail -n 2 "$logs/$f"
-    (($(<"$logs/$f.rc") == 0)) || rc=1
   done
   rm -rf "$logs"
   return $rc

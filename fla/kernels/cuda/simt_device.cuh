@@ -68,10 +68,10 @@ FLA_DEVICE Shared<T> shared(int offset, int /*count*/) {
 FLA_DEVICE void sync_threads() { __syncthreads(); }
 FLA_DEVICE void sync_warp() { __syncwarp(); }
 // As sync_threads for a block of COUNT threads whose warps have different work: they may come from different places of
-// the code. Takes barrier 15.
+// the code, which bar.sync, the aligned form, does not allow. Takes barrier 15.
 template <int COUNT>
 FLA_DEVICE void sync_roles() {
-  asm volatile("bar.sync 15, %0;" ::"n"(COUNT) : "memory");
+  asm volatile("barrier.sync 15, %0;" ::"n"(COUNT) : "memory");
 }
 // Barrier `id` (1 to 15) of `count` threads, a multiple of 32; arrive does not wait.
 FLA_DEVICE void barrier_sync(int id, int count) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(count) : "memory"); }
