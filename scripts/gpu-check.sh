@@ -65,7 +65,7 @@ for_families() {
       continue
     fi
     echo "$f: status $(<"$logs/$f.rc")"
-    if (($(<"$logs/$f.rc") != 0)); then
+    if [[ $(<"$logs/$f.rc") != 0 ]]; then  # none is not 0 either
       rc=1
       grep -v 'Host Frame' "$logs/$f" | head -n 24
     fi

@@ -702,6 +702,27 @@ TEST(CudaDeltaBackward, TokenReverse) {
                  2e-5, 2e-5, DeltaKernel::Token);
 }
 
+// Sums over no tokens are zeros.
+TEST(CudaDeltaBackward, ParametersWithoutTokens) {
+  for (const DType type : {DType::F32, DType::BF16}) {
+    for (const Gate gate : {Gate::Head, Gate::Channel}) {
+      for (const std::vector<std::int64_t>& cu : {std::vector<std::int64_t>{}, {0, 0}}) {
+        const DeltaKernel kernel = type == DType::F32 || cu.empty() ? DeltaKernel::Token : DeltaKernel::Chunk;
+        check_backward({.T = 0,
+                        .H = 1,
+                        .HV = 2,
+                        .K = 8,
+                        .V = 8,
+                        .type = type,
+                        .cu = cu,
+                        .gate = gate,
+                        .activation = GateActivation::Kind::Softplus},
+                       0.0, 0.0, kernel);
+      }
+    }
+  }
+}
+
 // Devices with 99 KB of shared memory a block: what does not fit is left to the kernels that need little.
 TEST(CudaDelta, LittleSharedMemory) {
   DeviceInfo small = device();

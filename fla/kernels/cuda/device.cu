@@ -10,6 +10,7 @@
 namespace fla::cuda {
 
 Status launch_error(const char* kernel, cudaError_t e) {
+  static_cast<void>(cudaGetLastError());  // told here; the caller's next question is about something else
   return {e == cudaErrorMemoryAllocation ? Code::OutOfMemory : Code::DeviceError,
           std::string(kernel) + ": " + cudaGetErrorString(e)};
 }

@@ -327,9 +327,7 @@ Status launch(const Launch& l, Stream stream, A... args) {
   config.dynamicSmemBytes = l.shared_bytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
   const cudaError_t e = cudaLaunchKernelEx(&config, KERNEL, args...);
-  if (e == cudaSuccess) return {};
-  static_cast<void>(cudaGetLastError());  // told here; the caller's next question is about something else
-  return launch_error(l.name, e);
+  return e == cudaSuccess ? Status{} : launch_error(l.name, e);
 }
 
 // Zeros `bytes` of device memory in the order of the stream.

@@ -87,6 +87,7 @@ delta_parameter_kernel(const float* partials, std::int64_t slots, int HV, int en
 
 Status delta_parameter_gradients(const DeltaProblem& p, const float* partials, std::int64_t slots, Stream stream) {
   const std::int64_t entries = 1 + (p.g ? 1 : p.K);
+  if (p.T == 0) slots = 0;  // kernels take gates without elements for absent ones, and leave no sums per channel
   return launch<delta_parameter_kernel>(
       {.name = "delta_parameter_kernel", .grid = {p.HV * ((entries + 31) / 32)}, .threads = 256, .shared_bytes = 1024},
       stream, partials, slots, static_cast<int>(p.HV), static_cast<int>(entries), typed(p.dA_log), typed(p.ddt_bias));
