@@ -87,7 +87,9 @@ FLA_C_API fla_code fla_call_set_bool(fla_call* call, const char* name, int value
 FLA_C_API fla_code fla_call_set_int(fla_call* call, const char* name, int64_t value);
 FLA_C_API fla_code fla_call_set_double(fla_call* call, const char* name, double value);
 
-/* What the call produces, given what was set: name and shape live until the next fla_call_output_count. */
+/* What the call produces, given what was set: name and shape live until the next fla_call_output_count. An axis that
+ * the host cannot tell is -1: the chunks of packed sequences whose boundaries lie on a device and not in
+ * cu_seqlens_cpu, too. The caller knows it, and binds a tensor of that size. */
 typedef struct fla_output {
   const char* name;
   DLDataType dtype;

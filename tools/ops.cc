@@ -75,6 +75,12 @@ bool has(const std::vector<std::string>& list, const std::string& name) {
   return std::find(list.begin(), list.end(), name) != list.end();
 }
 
+std::string limits_text(const FlagSpec& f) {
+  std::string s = f.limits();
+  if (f.power_of_two && f.min < f.max) s += s.empty() ? "a power of two" : ", a power of two";
+  return s;
+}
+
 Json to_json(const Registry& r, const Entry& e) {
   const FunctionSpec& spec = e.spec;
   Json args = Json::array(), flags = Json::array(), outputs = Json::array(), output_args = Json::array();
@@ -96,6 +102,7 @@ Json to_json(const Registry& r, const Entry& e) {
                      {"type", type_name(f.type)},
                      {"default", default_json(f.def)},
                      {"required", f.required},
+                     {"limits", limits_text(f).empty() ? Json(nullptr) : Json(limits_text(f))},
                      {"old_name_of", f.retired_for.empty() ? Json(nullptr) : Json(f.retired_for)},
                      {"doc", f.doc}});
   const auto forward = backends_of(&e), backward = backends_of(backward_of(r, e));
@@ -159,12 +166,6 @@ void print_markdown(const Registry& r, const std::vector<const Entry*>& list) {
     print("| {} | `{}`{} | {} | {} | {} | {} |\n", e->spec.operation, e->spec.name, note, join(backends_of(e)),
           join(backends_of(backward_of(r, *e))), arguments_text(e->spec), gradients_text(e->spec));
   }
-}
-
-std::string limits_text(const FlagSpec& f) {
-  std::string s = f.limits();
-  if (f.power_of_two && f.min < f.max) s += s.empty() ? "a power of two" : ", a power of two";
-  return s;
 }
 
 void print_signature(const Registry& r, const FunctionSpec& spec) {

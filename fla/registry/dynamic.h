@@ -36,7 +36,7 @@ class FLA_API DynamicCall {
   struct Output {
     std::string name;  // "out.o", "grad.q"
     DType dtype;
-    std::vector<std::int64_t> shape;
+    std::vector<std::int64_t> shape;  // -1: the host cannot tell (chunks of packed sequences on a device)
     // Present: the call writes a part of this output, so its memory must hold these values first (or be this memory;
     // left unbound, the call writes there).
     TensorView contents{};

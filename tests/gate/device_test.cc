@@ -61,6 +61,28 @@ TEST(Device, AStreamBelongsToTheTensorsDevice) {
   EXPECT_EQ(s.message(), "chunk_gla: stream: expected one of device 0, where the tensors are, got one of device 1");
 }
 
+TEST(Device, HostBoundariesTellTheNumberOfChunks) {
+  const Case c = make_case("chunk_kda", packed({0, 2, 5}, 2, 8, 8)).flag("return_intermediate_states", true).prepared();
+  Result<DynamicCall> call = c.call();
+  ASSERT_TRUE(call.ok()) << call.status().message();
+  for (const ArgSpec& a : call->spec().args) {
+    if (TensorView& t = a.get(call->args()); t) t.device = {DeviceType::Cuda, 0};
+  }
+  const Context ctx({.threads = 1});
+  const auto chunks = [&]() -> std::int64_t {
+    const auto made = call->outputs(ctx);
+    EXPECT_TRUE(made.ok()) << made.status().message();
+    for (const auto& o : *made) {
+      if (o.name == "out.h") return o.shape[1];
+    }
+    return 0;
+  };
+  EXPECT_EQ(chunks(), -1);
+  const std::int64_t boundaries[] = {0, 2, 5};
+  ASSERT_TRUE(call->set("cu_seqlens_cpu", TensorView(boundaries, {3})).ok());
+  EXPECT_EQ(chunks(), 2);
+}
+
 const bool registered = for_every_function("OnDevice", OnDevice);
 
 }  // namespace

@@ -294,7 +294,12 @@ TEST_F(Cli, OpsListsEveryForwardFunction) {
     names.insert(op["name"].get<std::string>());
     expect_keys(op, {"name", "family", "exported", "deprecated", "alias_of", "args", "flags", "outputs", "backends"});
     for (const auto& a : op["args"]) expect_keys(a, {"name", "dims", "dtypes", "required", "grad"});
-    for (const auto& f : op["flags"]) expect_keys(f, {"name", "type", "default"});
+    for (const auto& f : op["flags"]) {
+      expect_keys(f, {"name", "type", "default", "limits"});
+      const bool chunks_of_kda = op["name"] == "chunk_kda" && f["name"] == "chunk_size";
+      EXPECT_TRUE(!chunks_of_kda || f["limits"] == "32 to 64, a power of two") << f.dump();
+      EXPECT_TRUE(f["type"] != "bool" || f["limits"].is_null()) << f.dump();
+    }
     expect_keys(op["backends"]["cpu"], {"forward", "backward"});
     EXPECT_TRUE(op["exported"] == "root" || op["exported"] == "family");
   }

@@ -164,11 +164,20 @@ inline std::int64_t count_chunks(const TensorView& cu_seqlens, const Dims& d, st
   return chunks;
 }
 
+// The boundaries that the host can read: those of a device tensor may lie in host memory, too.
+template <typename A>
+const TensorView& readable_boundaries(const A& a) {
+  if constexpr (requires { a.cu_seqlens_cpu; }) {
+    if (a.cu_seqlens && a.cu_seqlens.device.type != DeviceType::Cpu && a.cu_seqlens_cpu) return a.cu_seqlens_cpu;
+  }
+  return a.cu_seqlens;
+}
+
 // h: the state that enters each chunk. `chunk` tells a call's tokens per chunk.
 template <typename A, typename G>
 OpSpec<A, G>& add_intermediate_states(OpSpec<A, G>& s, const char* heads, const char* v_first,
                                       std::int64_t (*chunk)(const A&)) {
-  s.derive("NT", [chunk](const A& a, const Dims& d) { return count_chunks(a.cu_seqlens, d, chunk(a)); });
+  s.derive("NT", [chunk](const A& a, const Dims& d) { return count_chunks(readable_boundaries(a), d, chunk(a)); });
   s.out(
       "h", &A::h, std::string("B NT ") + heads + " K V", nullptr,
       {.requested_by = "return_intermediate_states", .swapped_by = v_first, .doc = "state entering each chunk, as q"});
@@ -181,7 +190,7 @@ OpSpec<A, G>& add_intermediate_states(OpSpec<A, G>& s, const char* heads, const 
 // right.
 template <typename A, typename G>
 OpSpec<A, G>& add_chunk_indices(OpSpec<A, G>& s, TensorView A::*member, std::int64_t (*chunk)(const A&)) {
-  s.derive("NT", [chunk](const A& a, const Dims& d) { return count_chunks(a.cu_seqlens, d, chunk(a)); });
+  s.derive("NT", [chunk](const A& a, const Dims& d) { return count_chunks(readable_boundaries(a), d, chunk(a)); });
   return s.opt_in("chunk_indices", member, "NT 2", nullptr,
                   {.types = Types::Index,
                    .gen = {.kind = Gen::Kind::None},
