@@ -2,7 +2,10 @@
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "fla/fla.hpp"
@@ -33,34 +36,34 @@ std::vector<bf16> normals(std::int64_t n, unsigned seed) {
   return x;
 }
 
-// Families whose calls start their kernels in different ways.
-struct Gla {
-  static constexpr std::int64_t kT = 300;
-  static constexpr bool kGatePerChannel = true, kHasBeta = false;
-  using Args = GlaBackwardArgs;
-  static constexpr auto& kForward = chunk_gla;
-  static constexpr auto& kBackward = chunk_gla_backward;
+// Calls that start their kernels in different ways, as their plan says.
+template <const auto& FORWARD, const auto& BACKWARD, typename ARGS>
+struct Family {
+  using Args = ARGS;
+  static constexpr auto& kForward = FORWARD;
+  static constexpr auto& kBackward = BACKWARD;
 };
-struct KdaInRounds {
-  static constexpr std::int64_t kT = 1500;
-  static constexpr bool kGatePerChannel = true, kHasBeta = true;
-  using Args = KdaBackwardArgs;
-  static constexpr auto& kForward = chunk_kda;
-  static constexpr auto& kBackward = chunk_kda_backward;
+struct Gla : Family<chunk_gla, chunk_gla_backward, GlaBackwardArgs> {
+  static constexpr std::int64_t kT = 300, kH = 2;
+  static constexpr bool kGatePerChannel = true;
+  static constexpr const char* kPlan = "diag";
 };
-struct GdnWithTimeCut {
-  static constexpr std::int64_t kT = 4100;
-  static constexpr bool kGatePerChannel = false, kHasBeta = true;
-  using Args = GatedDeltaRuleBackwardArgs;
-  static constexpr auto& kForward = chunk_gdn;
-  static constexpr auto& kBackward = chunk_gdn_backward;
+struct KdaInRounds : Family<chunk_kda, chunk_kda_backward, KdaBackwardArgs> {
+  static constexpr std::int64_t kT = 1500, kH = 64;
+  static constexpr bool kGatePerChannel = true;
+  static constexpr const char* kPlan = "in rounds of";
+};
+struct GdnWithTimeCut : Family<chunk_gdn, chunk_gdn_backward, GatedDeltaRuleBackwardArgs> {
+  static constexpr std::int64_t kT = 4100, kH = 2;
+  static constexpr bool kGatePerChannel = false;
+  static constexpr const char* kPlan = "time cut every";
 };
 
 // A forward and a backward with memory of their own.
-template <typename Family>
+template <typename F>
 struct Call {
-  static constexpr std::int64_t kT = Family::kT, kH = 2, kD = 64, kAll = kT * kH * kD;
-  static constexpr std::int64_t kGates = Family::kGatePerChannel ? kAll : kT * kH;
+  static constexpr std::int64_t kT = F::kT, kH = F::kH, kD = 64, kAll = kT * kH * kD;
+  static constexpr std::int64_t kGates = F::kGatePerChannel ? kAll : kT * kH;
 
   explicit Call(const CudaStream& s)
       : context({.threads = 1, .stream = {s.get(), 0}}),
@@ -75,29 +78,36 @@ struct Call {
         dk(static_cast<std::size_t>(kAll)),
         dv(static_cast<std::size_t>(kAll)),
         dg(static_cast<std::size_t>(kGates)),
-        dbeta(static_cast<std::size_t>(Family::kHasBeta ? kT * kH : 0)),
-        workspace(std::size_t{64} << 20) {
+        dbeta(static_cast<std::size_t>(kT * kH)) {
     const auto view = [](auto& a) { return TensorView(a.data(), {1, kT, kH, kD}, kGpu); };
-    const auto gates = [&](auto& a) {
-      return Family::kGatePerChannel ? view(a) : TensorView(a.data(), {1, kT, kH}, kGpu);
-    };
-    args.q = view(q), args.k = view(k), args.v = view(v), args.g = gates(g), args.do_ = view(up);
-    args.o = view(o), args.dq = view(dq), args.dk = view(dk), args.dv = view(dv), args.dg = gates(dg);
-    if constexpr (Family::kHasBeta) {
-      args.beta = TensorView(beta.data(), {1, kT, kH}, kGpu);
-      args.dbeta = TensorView(dbeta.data(), {1, kT, kH}, kGpu);
+    const auto by_head = [](auto& a) { return TensorView(a.data(), {1, kT, kH}, kGpu); };
+    const auto gates = [&](auto& a) { return F::kGatePerChannel ? view(a) : by_head(a); };
+    args.q = view(q), args.k = view(k), args.v = view(v), args.g = gates(g);
+    if constexpr (requires { args.beta; }) {
+      args.beta = by_head(beta);
       args.use_qk_l2norm_in_kernel = true;
     }
+    backward = args;
+    args.o = view(o);
+    backward.do_ = view(up);
+    backward.dq = view(dq), backward.dk = view(dk), backward.dv = view(dv), backward.dg = gates(dg);
+    if constexpr (requires { args.beta; }) backward.dbeta = by_head(dbeta);
+    const auto route = F::kForward.explain(context, args);
+    EXPECT_TRUE(route.ok() && route->plan.find(F::kPlan) != std::string::npos) << (route.ok() ? route->plan : "");
+    const auto forward_bytes = F::kForward.workspace_bytes(context, args);
+    const auto backward_bytes = F::kBackward.workspace_bytes(context, backward);
+    EXPECT_TRUE(forward_bytes.ok() && backward_bytes.ok());
+    bytes = std::max(*forward_bytes, *backward_bytes);
+    workspace = std::make_unique<DeviceMemory>(bytes);
   }
   Status run() {
-    const std::span<std::byte> memory(workspace.data(), workspace.size());
-    if (Status s = Family::kForward(context, args, memory); !s) return s;
-    typename Family::Args backward = args;
-    backward.o = {};
-    return Family::kBackward(context, backward, memory);
+    const std::span<std::byte> memory(static_cast<std::byte*>(workspace->data()), bytes);
+    const Status s = F::kForward(context, args, memory);
+    return s ? F::kBackward(context, backward, memory) : s;
   }
   std::vector<std::vector<float>> results() const {
-    std::vector<std::vector<float>> all = {dg.get(), dbeta.get()};
+    std::vector<std::vector<float>> all = {dg.get()};
+    if constexpr (requires { args.beta; }) all.push_back(dbeta.get());
     for (const auto* x : {&o, &dq, &dk, &dv}) {
       all.emplace_back();
       for (const bf16 e : x->get()) all.back().push_back(to_float(e));
@@ -110,11 +120,12 @@ struct Call {
   DeviceArray<float> g, beta;
   DeviceArray<bf16> o, dq, dk, dv;
   DeviceArray<float> dg, dbeta;
-  DeviceArray<std::byte> workspace;
-  typename Family::Args args;
+  std::size_t bytes = 0;
+  std::unique_ptr<DeviceMemory> workspace;
+  typename F::Args args, backward;
 };
 
-template <typename Family>
+template <typename F>
 class CudaCalls : public ::testing::Test {};
 using Families = ::testing::Types<Gla, KdaInRounds, GdnWithTimeCut>;
 TYPED_TEST_SUITE(CudaCalls, Families);
