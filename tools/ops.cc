@@ -60,6 +60,8 @@ const char* type_name(FlagSpec::Type t) {
   return "?";
 }
 
+Json or_null(const std::string& text) { return text.empty() ? Json(nullptr) : Json(text); }
+
 Json default_json(const FlagValue& v) {
   if (const auto* b = std::get_if<bool>(&v)) return *b;
   if (const auto* i = std::get_if<std::int64_t>(&v)) return *i;
@@ -93,7 +95,7 @@ Json to_json(const Registry& r, const Entry& e) {
       args.push_back(std::move(j));
     } else {
       outputs.push_back(a.name);
-      j["requested_by"] = a.requested_by.empty() ? Json(nullptr) : Json(a.requested_by);
+      j["requested_by"] = or_null(a.requested_by);
       output_args.push_back(std::move(j));
     }
   }
@@ -102,8 +104,8 @@ Json to_json(const Registry& r, const Entry& e) {
                      {"type", type_name(f.type)},
                      {"default", default_json(f.def)},
                      {"required", f.required},
-                     {"limits", limits_text(f).empty() ? Json(nullptr) : Json(limits_text(f))},
-                     {"old_name_of", f.retired_for.empty() ? Json(nullptr) : Json(f.retired_for)},
+                     {"limits", or_null(limits_text(f))},
+                     {"old_name_of", or_null(f.retired_for)},
                      {"doc", f.doc}});
   const auto forward = backends_of(&e), backward = backends_of(backward_of(r, e));
   std::set<std::string> names{"cpu", kReference};
@@ -114,14 +116,14 @@ Json to_json(const Registry& r, const Entry& e) {
           {"family", spec.operation},
           {"exported", spec.root ? "root" : "family"},
           {"deprecated", spec.deprecated},
-          {"alias_of", spec.alias_of.empty() ? Json(nullptr) : Json(spec.alias_of)},
+          {"alias_of", or_null(spec.alias_of)},
           {"doc", spec.doc},
           {"source", spec.source},
           {"args", std::move(args)},
           {"flags", std::move(flags)},
           {"outputs", std::move(outputs)},
           {"output_args", std::move(output_args)},
-          {"backward", spec.backward.empty() ? Json(nullptr) : Json(spec.backward)},
+          {"backward", or_null(spec.backward)},
           {"backends", std::move(backends)}};
 }
 

@@ -206,7 +206,9 @@ FLA_KERNEL(kChannelPrologueThreads, KP <= 128 ? 5 : 3)
 delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kTile = kBT * KP, kSquare = kBT * kLdL, kRowsAt = 8 * kTile + 8 * kSquare;
   const Shared<float> sG = shared<float>(0, kTile);
-  const Shared<T> sK = shared<T>(4 * kTile, kTile), sQ = shared<T>(6 * kTile, kTile);
+  // Two elements in a word
+  const Shared<std::uint32_t> sK = shared<std::uint32_t>(4 * kTile, kTile / 2),
+                              sQ = shared<std::uint32_t>(6 * kTile, kTile / 2);
   const Shared<float> sL = shared<float>(8 * kTile, kSquare), sP = shared<float>(8 * kTile + 4 * kSquare, kSquare);
   const Shared<float> sBeta = shared<float>(kRowsAt, kBT), sRk = shared<float>(kRowsAt + 4 * kBT, kBT),
                       sRq = shared<float>(kRowsAt + 8 * kBT, kBT);
@@ -259,8 +261,8 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
         qq += y * y;
         qk += x * y;
       }
-      sK.template as<std::uint32_t>().template store_vec<4>(permuted<KP>(r, col) >> 1, k);
-      sQ.template as<std::uint32_t>().template store_vec<4>(permuted<KP>(r, col) >> 1, q);
+      sK.store_vec<4>(permuted<KP>(r, col) >> 1, k);
+      sQ.store_vec<4>(permuted<KP>(r, col) >> 1, q);
       float rk = inverse_norm(warp_sum<kLanes>(kk)), rq = inverse_norm(warp_sum<kLanes>(qq));
       qk = warp_sum<kLanes>(qk);
       if (!p.normalize_k) rk = 1.0F;
@@ -295,8 +297,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
     for (int r = id / kLanes; r < kBT; r += kChannelPrologueThreads / kLanes) {
       const float by_k = sRk.load(r), by_a = by_k * sBeta.load(r), by_q = p.scale * sRq.load(r);
       const int from = permuted<KP>(r, col);
-      const EightElements x = sK.template as<std::uint32_t>().template load_vec<4>(from >> 1),
-                          y = sQ.template as<std::uint32_t>().template load_vec<4>(from >> 1);
+      const EightElements x = sK.load_vec<4>(from >> 1), y = sQ.load_vec<4>(from >> 1);
       EightElements q, a, k;
       FLA_UNROLL
       for (int e = 0; e < 8; e += 2) {
@@ -330,7 +331,6 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       clear(kk[n]);
       clear(qk[n]);
     }
-    const Shared<std::uint32_t> k_words = sK.template as<std::uint32_t>(), q_words = sQ.template as<std::uint32_t>();
     int low[2], high[2], between[2];  // where a lane's channels of its rows are
     FLA_UNROLL
     for (int i = 0; i < 2; ++i) {
@@ -346,8 +346,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       for (int i = 0; i < 2; ++i) {
         m[i] = sG.load_vec<4>(between[i] ^ c0);
         const Vec<float, 4> G = sG.load_vec<4>(high[i] ^ c0);
-        const Vec<std::uint32_t, 2> k = k_words.load_vec<2>((high[i] ^ c0) >> 1),
-                                    q = q_words.load_vec<2>((high[i] ^ c0) >> 1);
+        const Vec<std::uint32_t, 2> k = sK.load_vec<2>((high[i] ^ c0) >> 1), q = sQ.load_vec<2>((high[i] ^ c0) >> 1);
         FLA_UNROLL
         for (int e = 0; e < 4; ++e) {
           const float decay = exp2_approx(G.x[e] - m[i].x[e]);
@@ -358,7 +357,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
       FLA_UNROLL
       for (int n = 0; n < 2; ++n) {
         const Vec<float, 4> G = sG.load_vec<4>(low[n] ^ c0);
-        const Vec<std::uint32_t, 2> k = k_words.load_vec<2>((low[n] ^ c0) >> 1);
+        const Vec<std::uint32_t, 2> k = sK.load_vec<2>((low[n] ^ c0) >> 1);
         FragBTf32 x[2];
         FLA_UNROLL
         for (int e = 0; e < 4; ++e) {
