@@ -4,7 +4,7 @@ set(fla_cmake_dir ${CMAKE_INSTALL_LIBDIR}/cmake/fla)
 # The umbrella headers, core, registry, each family's contract and what contracts share; what kernels are made of is no
 # interface.
 file(GLOB headers CONFIGURE_DEPENDS RELATIVE ${fla_SOURCE_DIR} fla/*.h fla/*.hpp fla/core/*.h fla/registry/*.h)
-list(APPEND headers fla/ops/common/state_pool.h)
+list(APPEND headers fla/ops/spec/state_pool.h)
 foreach(list IN LISTS fla_family_lists)
   cmake_path(GET list PARENT_PATH dir)
   cmake_path(GET dir FILENAME family)

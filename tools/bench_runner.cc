@@ -19,7 +19,7 @@
 #include "tools/common/gpu.h"
 #include "tools/common/placement.h"
 #include "tools/common/plugin_guard.h"
-#include "tools/loop/paired_stats.h"
+#include "tools/compare/paired_stats.h"
 #include "tools/sizes.h"
 
 namespace fla::tools {

@@ -15,7 +15,7 @@
 #include "fla/core/text.h"
 #include "fla/core/threads.h"
 #include "tools/common/placement.h"
-#include "tools/loop/process.h"
+#include "tools/compare/process.h"
 
 namespace fla::tools {
 

@@ -4,8 +4,8 @@
 
 #include "CLI/CLI.hpp"
 #include "tools/command.h"
+#include "tools/compare/build_graph.h"
 #include "tools/gate_runner.h"
-#include "tools/loop/build_graph.h"
 #include "tools/plugin.h"
 
 namespace fla::tools {

@@ -8,8 +8,8 @@
 #include "fla/registry/registry.h"
 #include "tools/command.h"
 #include "tools/common/gpu_watch.h"
+#include "tools/compare/base_build.h"
 #include "tools/function_list.h"
-#include "tools/loop/base_build.h"
 
 namespace fla::tools {
 namespace {

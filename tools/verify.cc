@@ -8,11 +8,11 @@
 #include "fla/core/version.h"
 #include "tools/bench_runner.h"
 #include "tools/command.h"
+#include "tools/compare/process.h"
+#include "tools/compare/verify_base.h"
 #include "tools/gate_runner.h"
-#include "tools/loop/process.h"
-#include "tools/loop/profile.h"
-#include "tools/loop/verify_base.h"
 #include "tools/plugin.h"
+#include "tools/report/profile.h"
 
 namespace fla::tools {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "fla/core/threads.h"
-#include "fla/ops/common/delta.h"
-#include "fla/ops/common/delta_ref.h"
+#include "fla/engine/delta/problem.h"
+#include "fla/engine/delta/ref.h"
 #include "tests/cuda/device_array.h"
 
 namespace fla::cuda {

@@ -1,9 +1,9 @@
 // The CUDA engine of the delta rule against the double-precision recurrence.
 #include <gtest/gtest.h>
 
+#include "fla/engine/delta/cuda/entry.h"
+#include "fla/engine/delta/cuda/launches.h"
 #include "fla/kernels/cuda/launch.h"
-#include "fla/ops/common/delta_cuda.h"
-#include "fla/ops/common/delta_cuda_internal.h"
 #include "tests/cuda/delta_case.h"
 
 namespace fla::cuda {

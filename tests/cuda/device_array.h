@@ -7,7 +7,7 @@
 #include "fla/core/status.h"
 
 #if defined(FLA_CUDA_EMULATE)
-#include "fla/kernels/cuda/emulator.h"
+#include "fla/kernels/cuda/emulated/emulator.h"
 #else
 #include <cuda_runtime.h>
 

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "fla/core/threads.h"
+#include "fla/engine/common/ref_access.h"
+#include "fla/engine/diag/cuda/entry.h"
+#include "fla/engine/diag/ref.h"
 #include "fla/kernels/cuda/launch.h"
-#include "fla/ops/common/diag_cuda.h"
-#include "fla/ops/common/diag_ref.h"
-#include "fla/ops/common/ref_access.h"
 #include "tests/cuda/device_array.h"
 
 namespace fla::cuda {

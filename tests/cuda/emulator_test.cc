@@ -1,5 +1,5 @@
 // The emulator: misuse is reported instead of passed, and right programs are not.
-#include "fla/kernels/cuda/emulator.h"
+#include "fla/kernels/cuda/emulated/emulator.h"
 
 #include <gtest/gtest.h>
 

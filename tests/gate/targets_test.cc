@@ -4,7 +4,7 @@
 
 #include <set>
 
-#include "fla/ops/common/diag_cpu.h"
+#include "fla/engine/diag/cpu/entry.h"
 #include "tests/gate/gate.h"
 
 namespace fla::gate {

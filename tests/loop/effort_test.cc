@@ -21,7 +21,7 @@ Contract full_contract() {
   c.values["threads"] = "all";
   c.values["device"] = "cuda";
   c.values["dtype"] = "bf16";
-  c.values["kernel scope"] = "fla/ops/gla/*_cpu.cc, fla/ops/common/diag_cpu*";
+  c.values["kernel scope"] = "fla/ops/gla/*_cpu.cc, fla/engine/diag/cpu/*";
   return c;
 }
 
@@ -132,7 +132,7 @@ TEST(Contract, WrittenReadAndRefused) {
   const Contract c = full_contract();
   EXPECT_EQ(parse_contract(render_contract(c), "draft.md").values, c.values);
   EXPECT_TRUE(c.missing().empty());
-  EXPECT_EQ(c.scope(), (std::vector<std::string>{"fla/ops/gla/*_cpu.cc", "fla/ops/common/diag_cpu*"}));
+  EXPECT_EQ(c.scope(), (std::vector<std::string>{"fla/ops/gla/*_cpu.cc", "fla/engine/diag/cpu/*"}));
   for (const char* speedup : {"fast", "0.9", "1", "", "inf"}) {
     Contract bad = c;
     bad.values["target speedup"] = speedup;

@@ -8,7 +8,7 @@
 #include "gtest/gtest.h"
 #include "tests/loop/fake_ncu.h"
 #include "tools/common/gpu_watch.h"
-#include "tools/loop/process.h"
+#include "tools/compare/process.h"
 
 namespace fla::tools {
 namespace {

@@ -1,5 +1,5 @@
 // Readings of a GPU's kernels: a recorded output of Nsight Compute, and a script in PATH that plays the program.
-#include "tools/loop/ncu.h"
+#include "tools/report/ncu.h"
 
 #include <chrono>
 #include <cmath>
@@ -8,7 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "tests/loop/fake_ncu.h"
-#include "tools/loop/process.h"
+#include "tools/compare/process.h"
 
 namespace fla::tools {
 namespace {

@@ -1,5 +1,5 @@
 // What the statistics of a comparison say about samples that are known: synthetic ones, so no clock decides here.
-#include "tools/loop/paired_stats.h"
+#include "tools/compare/paired_stats.h"
 
 #include <cmath>
 #include <limits>

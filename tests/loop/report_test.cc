@@ -1,5 +1,5 @@
 // The page is parsed: every tag closed in order, nothing loaded from anywhere, hostile words only as words.
-#include "tools/loop/report.h"
+#include "tools/report/report.h"
 
 #include <algorithm>
 #include <cctype>

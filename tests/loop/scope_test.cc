@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "tools/loop/base_build.h"
-#include "tools/loop/build_graph.h"
+#include "tools/compare/base_build.h"
+#include "tools/compare/build_graph.h"
 #include "tools/loop/frozen_scope.h"
 
 namespace fla::tools {
@@ -28,13 +28,13 @@ TEST(FrozenScope, Patterns) {
 
 TEST(FrozenScope, NamesWhatTheContractFreezes) {
   const auto patterns = parse_frozen_scope(read_text(FLA_SOURCE_DIR "/tools/frozen_scope.txt"));
-  for (const char* path : {"tests/gate/gradient_test.cc", "tests/golden/gla/decode.safetensors",
-                           "fla/ops/gla/gla_spec.cc", "fla/ops/common/diag_ref.cc", "fla/ops/gla/gla.h", "fla/fla.h",
-                           "tools/common/cases.cc", "tools/bench_shapes.cc", "tools/bench_runner.cc", "tools/verify.cc",
-                           "tools/loop/paired_bench.cc", "tools/frozen_scope.txt"})
+  for (const char* path :
+       {"tests/gate/gradient_test.cc", "tests/golden/gla/decode.safetensors", "fla/ops/gla/gla_spec.cc",
+        "fla/engine/diag/ref.cc", "fla/ops/gla/gla.h", "fla/fla.h", "tools/common/cases.cc", "tools/bench_shapes.cc",
+        "tools/bench_runner.cc", "tools/verify.cc", "tools/compare/paired_bench.cc", "tools/frozen_scope.txt"})
     EXPECT_TRUE(matches_any(patterns, path)) << path;
-  for (const char* path : {"fla/ops/gla/gla_cpu.cc", "fla/ops/common/diag_cpu_chunk.cc", "fla/kernels/cpu/gemm-inl.h",
-                           "README.md", "tools/loop/report.cc"})
+  for (const char* path : {"fla/ops/gla/gla_cpu.cc", "fla/engine/diag/cpu/chunk.cc", "fla/kernels/cpu/gemm-inl.h",
+                           "README.md", "tools/report/report.cc"})
     EXPECT_FALSE(matches_any(patterns, path)) << path;
 }
 
@@ -43,9 +43,9 @@ const std::set<std::string> kFamilies = {"gla", "retention", "simple_gla", "hgrn
 std::vector<ObjectDeps> deps() {
   return parse_ninja_deps(
       "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: #deps 3, deps mtime 1 (VALID)\n"
-      "    /src/fla/ops/gla/gla_cpu.cc\n    /src/fla/ops/common/diag.h\n    /src/fla/ops/gla/gla.h\n\n"
-      "CMakeFiles/fla_objects.dir/fla/ops/common/diag_cpu.cc.o: #deps 2, deps mtime 1 (VALID)\n"
-      "    /src/fla/ops/common/diag_cpu.cc\n    /src/fla/ops/common/state.h\n\n"
+      "    /src/fla/ops/gla/gla_cpu.cc\n    /src/fla/engine/diag/problem.h\n    /src/fla/ops/gla/gla.h\n\n"
+      "CMakeFiles/fla_objects.dir/fla/engine/diag/cpu/chunk.cc.o: #deps 2, deps mtime 1 (VALID)\n"
+      "    /src/fla/engine/diag/cpu/chunk.cc\n    /src/fla/engine/diag/cpu/state.h\n\n"
       "CMakeFiles/fla_objects.dir/fla/ops/hgrn/hgrn_cpu.cc.o: #deps 1, deps mtime 1 (VALID)\n"
       "    /src/fla/ops/hgrn/hgrn_cpu.cc\n\n"
       "CMakeFiles/fla_objects.dir/fla/ops/retention/retention.cc.o: #deps 1, deps mtime 1 (VALID)\n"
@@ -57,7 +57,7 @@ std::vector<ObjectDeps> deps() {
 
 std::map<std::string, ObjectSymbols> symbols() {
   return parse_symbols(
-      "CMakeFiles/fla_objects.dir/fla/ops/common/diag_cpu.cc.o: diag_forward T 0 10\n"
+      "CMakeFiles/fla_objects.dir/fla/engine/diag/cpu/chunk.cc.o: diag_forward T 0 10\n"
       "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: diag_forward U\n"
       "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: register_gla_cpu T 0 10\n"
       "CMakeFiles/fla_objects.dir/fla/ops/gla/gla_cpu.cc.o: run_gla T 0 10\n"
@@ -77,9 +77,9 @@ TEST(ChangedGate, AKernelReachesItsFamilyAndThoseThatCallIt) {
 }
 
 TEST(ChangedGate, ASharedStageReachesItsUsersThroughHeadersAndSymbols) {
-  EXPECT_EQ(reach({"fla/ops/common/state.h"}).families, (std::set<std::string>{"gla", "retention"}));
-  EXPECT_EQ(reach({"fla/ops/common/diag_cpu.cc"}).families, (std::set<std::string>{"gla", "retention"}));
-  EXPECT_EQ(reach({"fla/ops/common/diag.h"}).families, (std::set<std::string>{"gla", "retention"}));
+  EXPECT_EQ(reach({"fla/engine/diag/cpu/state.h"}).families, (std::set<std::string>{"gla", "retention"}));
+  EXPECT_EQ(reach({"fla/engine/diag/cpu/chunk.cc"}).families, (std::set<std::string>{"gla", "retention"}));
+  EXPECT_EQ(reach({"fla/engine/diag/problem.h"}).families, (std::set<std::string>{"gla", "retention"}));
 }
 
 TEST(ChangedGate, WhatAllTestsShareReachesEverything) {

@@ -1,5 +1,5 @@
 // What a sample on a busy processor is said to have taken.
-#include "tools/loop/stopwatch.h"
+#include "tools/compare/stopwatch.h"
 
 #include <sched.h>
 #include <signal.h>

@@ -12,8 +12,8 @@
 #include <memory>
 #include <thread>
 
+#include "fla/engine/diag/cpu/entry.h"
 #include "fla/kernels/cpu/targets.h"
-#include "fla/ops/common/diag_cpu.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tools/common/machine.cc"

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "tools/command.h"
-#include "tools/loop/repo.h"
+#include "tools/compare/repo.h"
 
 namespace fla::tools {
 

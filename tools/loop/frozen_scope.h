@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tools/loop/repo.h"
+#include "tools/compare/repo.h"
 
 namespace fla::tools {
 

@@ -22,7 +22,7 @@ Command add_loop(CLI::App& root) {
   CLI::App* app =
       add_command(root, "loop", "Make an operator faster, one proven step at a time",
                   "  fla loop init chunk_gla --shapes B1_T4096_H16_D64 --modes fwd --speedup 1.1 --scope "
-                  "'fla/ops/common/diag_cpu*' "
+                  "'fla/engine/diag/cpu/*' "
                   "--languages C++ --entry diag_chunk_forward --criteria 'no shape slower' --machine here --cap 12\n"
                   "  fla loop step chunk_gla --direction 'keep the state in registers over two rows'\n"
                   "  fla loop status chunk_gla --json");

@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "tools/loop/base_build.h"
+#include "tools/compare/base_build.h"
 #include "tools/loop/commands.h"
 #include "tools/loop/frozen_scope.h"
 #include "tools/loop/session.h"

@@ -1,5 +1,5 @@
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/comba/comba_problem.h"
-#include "fla/ops/common/delta_kernels.h"
 
 namespace fla {
 

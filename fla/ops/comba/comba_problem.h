@@ -1,8 +1,8 @@
 // What comba asks of the delta engine.
 #pragma once
 
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/comba/comba.h"
-#include "fla/ops/common/delta_problem.h"
 
 namespace fla {
 

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "fla/core/tensor.h"
-#include "fla/ops/common/state_pool.h"
+#include "fla/ops/spec/state_pool.h"
 #include "fla/registry/function.h"
 
 namespace fla {

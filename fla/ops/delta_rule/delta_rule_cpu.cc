@@ -1,4 +1,4 @@
-#include "fla/ops/common/delta_kernels.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/delta_rule/delta_rule_problem.h"
 
 namespace fla {

@@ -1,7 +1,7 @@
 // What delta_rule asks of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/delta_rule/delta_rule.h"
 
 namespace fla {

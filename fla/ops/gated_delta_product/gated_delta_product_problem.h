@@ -1,7 +1,7 @@
 // What gated_delta_product asks of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/gated_delta_product/gated_delta_product.h"
 
 namespace fla {

@@ -1,4 +1,4 @@
-#include "fla/ops/common/delta_kernels.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/gated_delta_product/gated_delta_product_problem.h"
 
 namespace fla {

@@ -1,5 +1,5 @@
-#include "fla/ops/common/delta_spec.h"
 #include "fla/ops/gated_delta_product/gated_delta_product.h"
+#include "fla/ops/spec/delta_spec.h"
 
 namespace fla {
 

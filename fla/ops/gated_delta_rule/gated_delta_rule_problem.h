@@ -1,7 +1,7 @@
 // What gated_delta_rule asks of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/gated_delta_rule/gated_delta_rule.h"
 
 namespace fla {

@@ -16,9 +16,9 @@
 #include <cstdint>
 #include <span>
 
+#include "fla/engine/delta/cpu/internal.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/kernels/cpu/targets.h"
-#include "fla/ops/common/delta_cpu_internal.h"
-#include "fla/ops/common/delta_kernels.h"
 #include "fla/ops/gated_oja_rule/gated_oja_rule.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -26,7 +26,7 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
-#include "fla/ops/common/delta_cpu_rows-inl.h"
+#include "fla/engine/delta/cpu/rows-inl.h"
 
 #ifndef FLA_OPS_GATED_OJA_RULE_CPU_CC_ONCE
 #define FLA_OPS_GATED_OJA_RULE_CPU_CC_ONCE

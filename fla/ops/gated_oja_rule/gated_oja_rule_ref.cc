@@ -6,7 +6,7 @@
 #include <memory>
 #include <span>
 
-#include "fla/ops/common/ref_access.h"
+#include "fla/engine/common/ref_access.h"
 #include "fla/ops/gated_oja_rule/gated_oja_rule.h"
 #include "fla/registry/registry.h"
 

@@ -1,4 +1,4 @@
-#include "fla/ops/common/delta_kernels.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/gdn2/gdn2_problem.h"
 
 namespace fla {

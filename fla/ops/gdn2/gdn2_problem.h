@@ -1,7 +1,7 @@
 // What gdn2 asks of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/gdn2/gdn2.h"
 
 namespace fla {

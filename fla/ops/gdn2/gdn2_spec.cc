@@ -1,5 +1,5 @@
-#include "fla/ops/common/delta_spec.h"
 #include "fla/ops/gdn2/gdn2.h"
+#include "fla/ops/spec/delta_spec.h"
 
 namespace fla {
 

@@ -1,4 +1,4 @@
-#include "fla/ops/common/delta_kernels.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/generalized_delta_rule/generalized_delta_rule_problem.h"
 
 namespace fla {

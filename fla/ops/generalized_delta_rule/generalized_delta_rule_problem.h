@@ -1,7 +1,7 @@
 // What generalized_delta_rule asks of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/generalized_delta_rule/generalized_delta_rule.h"
 
 namespace fla {

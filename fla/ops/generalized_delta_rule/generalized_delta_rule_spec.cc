@@ -1,5 +1,5 @@
-#include "fla/ops/common/delta_spec.h"
 #include "fla/ops/generalized_delta_rule/generalized_delta_rule.h"
+#include "fla/ops/spec/delta_spec.h"
 
 namespace fla {
 

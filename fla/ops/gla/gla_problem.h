@@ -1,7 +1,7 @@
 // What gla asks of the diagonal-decay engine.
 #pragma once
 
-#include "fla/ops/common/diag.h"
+#include "fla/engine/diag/problem.h"
 #include "fla/ops/gla/gla.h"
 
 namespace fla {

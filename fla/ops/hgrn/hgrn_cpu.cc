@@ -22,8 +22,8 @@
 #include <cstring>
 #include <span>
 
+#include "fla/engine/diag/engine.h"
 #include "fla/kernels/cpu/rows.h"
-#include "fla/ops/common/diag_kernels.h"
 #include "fla/ops/hgrn/hgrn.h"
 
 namespace fla::cpu {

@@ -5,7 +5,7 @@
 #include <memory>
 #include <span>
 
-#include "fla/ops/common/ref_access.h"
+#include "fla/engine/common/ref_access.h"
 #include "fla/ops/hgrn/hgrn.h"
 #include "fla/registry/registry.h"
 

@@ -1,4 +1,4 @@
-#include "fla/ops/common/delta_cuda_kernels.h"
+#include "fla/engine/delta/cuda_engine.h"
 #include "fla/ops/kda/kda_problem.h"
 
 namespace fla {

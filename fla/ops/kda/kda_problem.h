@@ -1,7 +1,7 @@
 // What kda asks of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/kda/kda.h"
 
 namespace fla {

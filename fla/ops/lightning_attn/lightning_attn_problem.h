@@ -1,7 +1,7 @@
 // What lightning_attn asks of the diagonal-decay engine: simple_gla with a constant gate per head and layer.
 #pragma once
 
-#include "fla/ops/common/diag.h"
+#include "fla/engine/diag/problem.h"
 #include "fla/ops/lightning_attn/lightning_attn.h"
 
 namespace fla {

@@ -1,4 +1,4 @@
-#include "fla/ops/common/diag_kernels.h"
+#include "fla/engine/diag/engine.h"
 #include "fla/ops/lightning_attn/lightning_attn_problem.h"
 
 namespace fla {

@@ -19,9 +19,9 @@
 #ifndef FLA_OPS_LINEAR_ATTN_LINEAR_ATTN_CPU_ONCE_
 #define FLA_OPS_LINEAR_ATTN_LINEAR_ATTN_CPU_ONCE_
 
+#include "fla/engine/diag/cpu/internal.h"
+#include "fla/engine/diag/engine.h"
 #include "fla/kernels/cpu/rows.h"
-#include "fla/ops/common/diag_cpu_internal.h"
-#include "fla/ops/common/diag_kernels.h"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 
 namespace fla::cpu {

@@ -1,6 +1,6 @@
 #include "fla/ops/linear_attn/linear_attn_cuda.h"
 
-#include "fla/ops/common/diag_cuda_kernels.h"
+#include "fla/engine/diag/cuda_engine.h"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 
 namespace fla {

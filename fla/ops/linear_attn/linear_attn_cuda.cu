@@ -6,7 +6,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "fla/ops/common/diag_cuda.cuh"
+#include "fla/engine/diag/cuda/params.cuh"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 
 namespace fla::cuda {

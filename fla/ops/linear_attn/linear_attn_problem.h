@@ -2,7 +2,7 @@
 // memory of its own before it hands the problem on.
 #pragma once
 
-#include "fla/ops/common/diag.h"
+#include "fla/engine/diag/problem.h"
 #include "fla/ops/linear_attn/linear_attn.h"
 
 namespace fla {

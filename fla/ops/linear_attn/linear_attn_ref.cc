@@ -7,8 +7,8 @@
 #include <span>
 #include <vector>
 
-#include "fla/ops/common/diag_ref.h"
-#include "fla/ops/common/ref_access.h"
+#include "fla/engine/common/ref_access.h"
+#include "fla/engine/diag/ref.h"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 #include "fla/registry/registry.h"
 

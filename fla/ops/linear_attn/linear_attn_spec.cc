@@ -1,8 +1,8 @@
 #include <string>
 #include <utility>
 
-#include "fla/ops/common/diag_spec.h"
 #include "fla/ops/linear_attn/linear_attn.h"
+#include "fla/ops/spec/diag_spec.h"
 
 namespace fla {
 

@@ -18,9 +18,9 @@
 #include <cstdint>
 #include <span>
 
+#include "fla/engine/common/cpu_engine.h"
+#include "fla/engine/diag/cpu/internal.h"
 #include "fla/kernels/cpu/targets.h"
-#include "fla/ops/common/diag_cpu_internal.h"
-#include "fla/ops/common/engine_kernels.h"
 #include "fla/ops/mesa_net/mesa_net.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -7,7 +7,7 @@
 #include <span>
 #include <utility>
 
-#include "fla/ops/common/ref_access.h"
+#include "fla/engine/common/ref_access.h"
 #include "fla/ops/mesa_net/mesa_net.h"
 #include "fla/registry/registry.h"
 

@@ -1,8 +1,8 @@
 // What precond_gated_delta_rule asks of the preconditioner and of the delta engine.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
-#include "fla/ops/common/precond_kernels.h"
+#include "fla/engine/delta/translate.h"
+#include "fla/engine/precond/engine.h"
 #include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule.h"
 
 namespace fla {

@@ -1,4 +1,4 @@
-#include "fla/ops/common/precond_kernels.h"
+#include "fla/engine/precond/engine.h"
 #include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule_problem.h"
 
 namespace fla {

@@ -1,5 +1,5 @@
-#include "fla/ops/common/delta_spec.h"
 #include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule.h"
+#include "fla/ops/spec/delta_spec.h"
 
 namespace fla {
 

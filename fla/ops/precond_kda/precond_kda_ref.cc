@@ -1,4 +1,4 @@
-#include "fla/ops/common/precond_kernels.h"
+#include "fla/engine/precond/engine.h"
 #include "fla/ops/precond_kda/precond_kda_problem.h"
 
 namespace fla {

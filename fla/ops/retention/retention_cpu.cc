@@ -1,4 +1,4 @@
-#include "fla/ops/common/diag_kernels.h"
+#include "fla/engine/diag/engine.h"
 #include "fla/ops/retention/retention_problem.h"
 
 namespace fla {

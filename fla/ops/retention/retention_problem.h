@@ -1,7 +1,7 @@
 // What retention asks of the diagonal-decay engine: simple_gla with a constant gate computed from the head's index.
 #pragma once
 
-#include "fla/ops/common/diag.h"
+#include "fla/engine/diag/problem.h"
 #include "fla/ops/retention/retention.h"
 
 namespace fla {

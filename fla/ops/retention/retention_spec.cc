@@ -1,5 +1,5 @@
-#include "fla/ops/common/diag_spec.h"
 #include "fla/ops/retention/retention.h"
+#include "fla/ops/spec/diag_spec.h"
 
 namespace fla {
 

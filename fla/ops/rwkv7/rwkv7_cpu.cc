@@ -1,4 +1,4 @@
-#include "fla/ops/common/delta_kernels.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/rwkv7/rwkv7_mul.h"
 #include "fla/ops/rwkv7/rwkv7_problem.h"
 

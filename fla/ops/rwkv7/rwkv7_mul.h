@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <span>
 
-#include "fla/ops/common/delta_kernels.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/rwkv7/rwkv7_problem.h"
 
 namespace fla {

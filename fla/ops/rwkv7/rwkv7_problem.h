@@ -1,7 +1,7 @@
 // What rwkv7 asks of the delta engine: generalized_delta_rule with r for q and w for gk.
 #pragma once
 
-#include "fla/ops/common/delta_problem.h"
+#include "fla/engine/delta/translate.h"
 #include "fla/ops/rwkv7/rwkv7.h"
 
 namespace fla {

@@ -1,5 +1,5 @@
-#include "fla/ops/common/delta_kernels.h"
-#include "fla/ops/common/ref_access.h"
+#include "fla/engine/common/ref_access.h"
+#include "fla/engine/delta/engine.h"
 #include "fla/ops/rwkv7/rwkv7_mul.h"
 #include "fla/ops/rwkv7/rwkv7_problem.h"
 

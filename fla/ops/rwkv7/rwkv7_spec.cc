@@ -1,6 +1,6 @@
-#include "fla/ops/common/delta_spec.h"
-#include "fla/ops/common/pool_spec.h"
 #include "fla/ops/rwkv7/rwkv7.h"
+#include "fla/ops/spec/delta_spec.h"
+#include "fla/ops/spec/pool_spec.h"
 
 namespace fla {
 

@@ -1,7 +1,7 @@
 // What simple_gla asks of the diagonal-decay engine.
 #pragma once
 
-#include "fla/ops/common/diag.h"
+#include "fla/engine/diag/problem.h"
 #include "fla/ops/simple_gla/simple_gla.h"
 
 namespace fla {

@@ -1,6 +1,6 @@
-#include "fla/ops/common/diag_spec.h"
-#include "fla/ops/common/pool_spec.h"
 #include "fla/ops/simple_gla/simple_gla.h"
+#include "fla/ops/spec/diag_spec.h"
+#include "fla/ops/spec/pool_spec.h"
 
 namespace fla {
 

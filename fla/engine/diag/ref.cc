@@ -1,0 +1,213 @@
+#include "fla/engine/diag/ref.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <vector>
+
+#include "fla/engine/common/ref_access.h"
+
+namespace fla::reference {
+
+namespace {
+
+// One (sequence, head): local time t = 0, 1, ... in the direction of the recurrence.
+struct Walk {
+  const DiagProblem& p;
+  std::int64_t n, h;
+  DiagProblem::Span span;
+
+  Walk(const DiagProblem& problem, std::int64_t task)
+      : p(problem), n(task / problem.H), h(task % problem.H), span(problem.sequence(n)) {}
+
+  std::int64_t row(std::int64_t t) const { return span.begin + (p.reverse ? span.length - 1 - t : t); }
+  // The log gate of state element (i, j) at time t.
+  double key_gate(std::int64_t t, std::int64_t i) const {
+    if (p.gk) return load(p.gk, span.row, row(t), h, i);
+    if (p.g) return load(p.g, span.row, row(t), h);
+    return p.head.at(h);
+  }
+  double key_decay(std::int64_t t, std::int64_t i) const { return std::exp(key_gate(t, i)); }
+  double value_decay(std::int64_t t, std::int64_t j) const {
+    return p.gv ? std::exp(load(p.gv, span.row, row(t), h, j)) : 1.0;
+  }
+  double q(std::int64_t t, std::int64_t i) const { return load(p.q, span.row, row(t), h, i); }
+  double k(std::int64_t t, std::int64_t i) const { return load(p.k, span.row, row(t), h, i); }
+  double v(std::int64_t t, std::int64_t j) const { return load(p.v, span.row, row(t), h, j); }
+  double upstream(std::int64_t t, std::int64_t j) const { return p.do_ ? load(p.do_, span.row, row(t), h, j) : 0.0; }
+
+  void start(double* S) const {
+    const std::int64_t from = p.slots.source(n);
+    for (std::int64_t i = 0; i < p.K; ++i)
+      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, from, h, i, j) : 0.0;
+  }
+  // (1)
+  void advance(double* S, std::int64_t t) const {
+    for (std::int64_t i = 0; i < p.K; ++i) {
+      const double decay = key_decay(t, i), ki = k(t, i);
+      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = decay * value_decay(t, j) * S[i * p.V + j] + ki * v(t, j);
+    }
+  }
+  void write_state(const TensorView& to, const double* S, std::int64_t at) const {
+    for (std::int64_t i = 0; i < p.K; ++i)
+      for (std::int64_t j = 0; j < p.V; ++j) store(to, S[i * p.V + j], at, h, i, j);
+  }
+  void write_step(std::int64_t t, const double* S) const {
+    for (std::int64_t i = 0; i < p.K; ++i)
+      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots.steps, S[i * p.V + j], span.row, row(t), h, i, j);
+  }
+};
+
+double* scratch(std::span<std::byte> workspace, int worker, std::size_t doubles) {
+  void* base = workspace.data();
+  std::size_t space = workspace.size();
+  std::align(alignof(double), sizeof(double), base, space);
+  return static_cast<double*>(base) + static_cast<std::size_t>(worker) * doubles;
+}
+
+std::size_t bytes(std::size_t doubles, int threads) {
+  return doubles * static_cast<std::size_t>(threads) * sizeof(double) + alignof(double);
+}
+
+std::size_t forward_doubles(const DiagProblem& p) { return static_cast<std::size_t>(p.K * p.V); }
+
+// S, D, and per token q.dq, k.dk (by key channel), o.do, v.dv (by value channel).
+std::size_t backward_doubles(const DiagProblem& p) {
+  return static_cast<std::size_t>(2 * p.K * p.V + p.T * (p.K + p.V));
+}
+
+void forward_one(const Walk& w, double* S) {
+  const DiagProblem& p = w.p;
+  const std::int64_t L = w.span.length;
+  const bool padding = p.slots.padding(w.n);
+  if (padding) {
+    std::fill_n(S, p.K * p.V, 0.0);
+  } else {
+    w.start(S);
+  }
+  for (std::int64_t t = 0; t < L; ++t) {
+    if (!padding) {
+      w.advance(S, t);
+      if (const std::int64_t to = p.slots.target(w.n, t, L); p.ht && to >= 0) w.write_state(p.ht, S, to);
+    }
+    if (p.slots.steps) w.write_step(t, S);
+    if (!p.o) continue;
+    for (std::int64_t j = 0; j < p.V; ++j) {  // (2)
+      double o = 0.0;
+      for (std::int64_t i = 0; i < p.K; ++i) o += S[i * p.V + j] * w.q(t, i);
+      store(p.o, padding ? 0.0 : p.scale * o, w.span.row, w.row(t), w.h, j);
+    }
+  }
+  if (p.ht && L == 0 && !p.slots.indices) w.write_state(p.ht, S, w.n);
+}
+
+// Upwards in t with S: dq. Downwards with D, the gradient of S_t: dk, dv, dh0. The gates' gradients follow from
+//   dgk_t = sum_{i >= t} (q_i o dq_i - k_i o dk_i) + rowsum(S_T o dS_T),  dgv_t likewise with (o o do - v o dv)
+void backward_one(const Walk& w, double* memory) {
+  const DiagProblem& p = w.p;
+  const std::int64_t L = w.span.length, K = p.K, V = p.V;
+  double* S = memory;
+  double* D = S + K * V;
+  double* by_key = D + K * V;         // [L, K]: q o dq - k o dk
+  double* by_value = by_key + L * K;  // [L, V]: o o do - v o dv
+
+  w.start(S);
+  for (std::int64_t t = 0; t < L; ++t) {
+    w.advance(S, t);
+    for (std::int64_t i = 0; i < K; ++i) {
+      double dq = 0.0;
+      for (std::int64_t j = 0; j < V; ++j) dq += p.scale * S[i * V + j] * w.upstream(t, j);
+      by_key[t * K + i] = w.q(t, i) * dq;
+      if (p.dq) store(p.dq, dq, w.span.row, w.row(t), w.h, i);
+    }
+    for (std::int64_t j = 0; j < V; ++j) {
+      double o = 0.0;
+      for (std::int64_t i = 0; i < K; ++i) o += p.scale * S[i * V + j] * w.q(t, i);
+      by_value[t * V + j] = o * w.upstream(t, j);
+    }
+  }
+
+  for (std::int64_t i = 0; i < K; ++i)
+    for (std::int64_t j = 0; j < V; ++j) D[i * V + j] = p.dht ? load(p.dht, w.n, w.h, i, j) : 0.0;
+  // rowsum and colsum of S_T o dS_T start the gates' running sums.
+  std::vector<double> key_sum(static_cast<std::size_t>(K), 0.0), value_sum(static_cast<std::size_t>(V), 0.0);
+  for (std::int64_t i = 0; i < K; ++i)
+    for (std::int64_t j = 0; j < V; ++j) {
+      key_sum[static_cast<std::size_t>(i)] += S[i * V + j] * D[i * V + j];
+      value_sum[static_cast<std::size_t>(j)] += S[i * V + j] * D[i * V + j];
+    }
+
+  for (std::int64_t t = L - 1; t >= 0; --t) {
+    for (std::int64_t i = 0; i < K; ++i)
+      for (std::int64_t j = 0; j < V; ++j) D[i * V + j] += p.scale * w.q(t, i) * w.upstream(t, j);
+    for (std::int64_t i = 0; i < K; ++i) {
+      double dk = 0.0;
+      for (std::int64_t j = 0; j < V; ++j) dk += D[i * V + j] * w.v(t, j);
+      by_key[t * K + i] -= w.k(t, i) * dk;
+      if (p.dk) store(p.dk, dk, w.span.row, w.row(t), w.h, i);
+    }
+    for (std::int64_t j = 0; j < V; ++j) {
+      double dv = 0.0;
+      for (std::int64_t i = 0; i < K; ++i) dv += D[i * V + j] * w.k(t, i);
+      by_value[t * V + j] -= w.v(t, j) * dv;
+      if (p.dv) store(p.dv, dv, w.span.row, w.row(t), w.h, j);
+    }
+    double head_sum = 0.0;
+    for (std::int64_t i = 0; i < K; ++i) {
+      auto& sum = key_sum[static_cast<std::size_t>(i)];
+      sum += by_key[t * K + i];
+      head_sum += sum;
+      if (p.dgk) store(p.dgk, sum, w.span.row, w.row(t), w.h, i);
+    }
+    if (p.dg) store(p.dg, head_sum, w.span.row, w.row(t), w.h);
+    for (std::int64_t j = 0; j < V; ++j) {
+      auto& sum = value_sum[static_cast<std::size_t>(j)];
+      sum += by_value[t * V + j];
+      if (p.dgv) store(p.dgv, sum, w.span.row, w.row(t), w.h, j);
+    }
+    for (std::int64_t i = 0; i < K; ++i) {
+      const double decay = w.key_decay(t, i);
+      for (std::int64_t j = 0; j < V; ++j) D[i * V + j] *= decay * w.value_decay(t, j);
+    }
+  }
+  if (p.dh0) w.write_state(p.dh0, D, w.n);
+}
+
+}  // namespace
+
+std::size_t diag_forward_workspace(const DiagProblem& p, int threads) { return bytes(forward_doubles(p), threads); }
+
+Status diag_forward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+  pool.run(p.N * p.H, [&](std::int64_t task, int worker) {
+    forward_one(Walk(p, task), scratch(workspace, worker, forward_doubles(p)));
+  });
+  return {};
+}
+
+std::size_t diag_backward_workspace(const DiagProblem& p, int threads) { return bytes(backward_doubles(p), threads); }
+
+Status diag_backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+  pool.run(p.N * p.H, [&](std::int64_t task, int worker) {
+    backward_one(Walk(p, task), scratch(workspace, worker, backward_doubles(p)));
+  });
+  return {};
+}
+
+Status diag_scores(const DiagProblem& p, const TensorView& attn, ThreadPool& pool) {
+  pool.run(p.N * p.H, [&](std::int64_t task, int) {
+    const Walk w(p, task);
+    for (std::int64_t i = 0; i < p.T; ++i) {
+      double decay = 0.0;  // G_i - G_j, summed outwards from the diagonal
+      for (std::int64_t j = i; j >= 0; --j) {
+        double dot = 0.0;
+        for (std::int64_t c = 0; c < p.K; ++c) dot += w.q(i, c) * w.k(j, c);
+        store(attn, p.scale * dot * std::exp(decay), w.n, w.h, i, j);
+        decay += w.key_gate(j, 0);
+      }
+      for (std::int64_t j = i + 1; j < p.T; ++j) store(attn, 0.0, w.n, w.h, i, j);
+    }
+  });
+  return {};
+}
+
+}  // namespace fla::reference

@@ -1,5 +1,0 @@
-#include "fla/ops/common/diag_cuda_channel.cuh"
-
-namespace fla::cuda {
-template Status launch_diag_channel<f16>(const DiagParams&, const DiagPlan&, Stream);
-}
