@@ -176,7 +176,7 @@ void bench(const char* op, Gate gate, const Shape& x, const DeviceInfo& device, 
   const auto g = random_memory<float>(rows, decay);
   const auto gk = random_memory<bf16>(gate == Gate::Channel ? n : 1, decay);
   const DeviceMemory ht(static_cast<std::size_t>(x.B * x.HV * x.D * x.D * 4));
-  DeltaProblem p;
+  DeltaBackwardProblem p;
   p.B = p.N = x.B;
   p.T = x.T;
   p.H = x.H;
@@ -263,7 +263,9 @@ void bench_decode(const char* op, Gate gate, DType type, bool v_first, const Dev
   p.h0 = TensorView(state->data(), type, std::vector<std::int64_t>{x.B, x.HV, x.D, x.D});
   p.h0 = DeltaData::swapped(p.h0, v_first);
   p.ht = p.h0;
-  p.slots.indices = TensorView(indices.data(), {x.B});
+  SlotTable slots;
+  slots.indices = TensorView(indices.data(), {x.B});
+  p.pool = &slots;
   time_call(op, "dec", x, delta_forward_plan(p, device), p, 0, calls, [&] { return delta_forward(p, device, {}, {}); });
 }
 

@@ -1,4 +1,4 @@
-// Cases of the delta-rule engine: a DeltaProblem over host memory for the reference and its copy for the device.
+// Cases of the delta-rule engine: a DeltaBackwardProblem over host memory for the reference and its copy for the device.
 #pragma once
 
 #include <algorithm>
@@ -149,8 +149,11 @@ struct DeltaData {
     Twin got, want;
   };
   std::vector<Gradient> gradients;  // dq, dk, dv, dbeta, dh0, dg, dA_log, ddt_bias; absent ones are empty
-  DeltaProblem host, device;
+  SlotTable host_slots, device_slots;
+  DeltaBackwardProblem host, device;
 
+  DeltaData(const DeltaData&) = delete;
+  DeltaData& operator=(const DeltaData&) = delete;
   explicit DeltaData(const DeltaCase& c) {
     std::mt19937 rng(c.seed);
     std::normal_distribution<float> normal;
@@ -278,6 +281,8 @@ struct DeltaData {
       std::memcpy(cu.host.data(), c.cu.data(), cu.host.size());
       cu.finish();
     }
+    host_slots = {indices.view, accepted.view, swapped(steps_ref.view, c.state_v_first)};
+    device_slots = {indices.device_view, accepted.device_view, swapped(steps.device_view, c.state_v_first)};
     host = problem(c, N, false);
     device = problem(c, N, true);
   }
@@ -306,9 +311,9 @@ struct DeltaData {
     return t;
   }
 
-  DeltaProblem problem(const DeltaCase& c, std::int64_t N, bool on_device) const {
+  DeltaBackwardProblem problem(const DeltaCase& c, std::int64_t N, bool on_device) const {
     const auto of = [&](const Twin& t) { return on_device ? t.device_view : t.view; };
-    DeltaProblem p;
+    DeltaBackwardProblem p;
     p.B = c.B;
     p.T = c.T;
     p.H = c.H;
@@ -334,7 +339,7 @@ struct DeltaData {
     p.h0 = swapped(of(h0), c.state_v_first);
     p.o = of(on_device ? o : o_ref);
     p.ht = swapped(of(!on_device ? ht_ref : c.pool > 0 ? h0 : ht), c.state_v_first);
-    p.slots = {of(indices), of(accepted), swapped(of(on_device ? steps : steps_ref), c.state_v_first)};
+    p.pool = on_device ? &device_slots : &host_slots;
     p.h = swapped(of(on_device ? h : h_ref), c.state_v_first);
     p.h_chunk = c.h_chunk;
     p.do_ = of(do_);
@@ -358,7 +363,7 @@ inline Status run_delta_reference(const DeltaProblem& p) {
   return reference::delta_forward(p, pool, ws);
 }
 
-inline Status run_delta_backward_reference(const DeltaProblem& p) {
+inline Status run_delta_backward_reference(const DeltaBackwardProblem& p) {
   ThreadPool pool(1);
   std::vector<std::byte> ws(reference::delta_backward_workspace(p, 1));
   return reference::delta_backward(p, pool, ws);

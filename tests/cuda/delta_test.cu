@@ -756,7 +756,7 @@ TEST(CudaDelta, LittleSharedMemory) {
 
 TEST(CudaDelta, Refusals) {
   DeltaData d({.T = 4});
-  DeltaProblem p = d.device;
+  DeltaBackwardProblem p = d.device;
   p.erase = Erase::Other;
   EXPECT_EQ(delta_refusal(p, device()), "p: not supported");
   p.erase = Erase::Gated;
@@ -767,7 +767,9 @@ TEST(CudaDelta, Refusals) {
   p.R = 2;
   EXPECT_EQ(delta_refusal(p, device()), "k: needs one row per token, got 2");
   p = d.device;
-  p.slots.steps = p.h0;
+  SlotTable slots;
+  slots.steps = p.h0;
+  p.pool = &slots;
   EXPECT_EQ(delta_backward_refusal(p, device()), "slots: have no gradient");
   p = d.device;
   p.h0.dtype = DType::F64;

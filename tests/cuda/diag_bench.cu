@@ -257,7 +257,7 @@ void time_shape(const DeviceInfo& d, const std::string& only, Gate gate, const c
     std::fflush(stdout);
     own = false;
   }
-  DiagProblem b = p;
+  DiagBackwardProblem b(p);
   b.o = {};
   b.do_ = m.make(DType::BF16, {B, T, H, D}, -1, 1);
   for (TensorView* x : {&b.dq, &b.dk, &b.dv}) *x = m.make(DType::BF16, {B, T, H, D}, 0, 0);

@@ -99,16 +99,16 @@ class DiagRun {
       device.cu_seqlens = t.device;
     }
     if (c.backward) {
-      if (c.upstream) input(&DiagProblem::do_, c.type, vo, [&] { return normal(); });
+      if (c.upstream) input(&DiagBackwardProblem::do_, c.type, vo, [&] { return normal(); });
       if (c.ht)
         input(
-            &DiagProblem::dht, c.state_type, state, [&] { return normal(); }, true);
-      output(&DiagProblem::dq, c.type, qk, false);
-      output(&DiagProblem::dk, c.type, qk, false);
-      output(&DiagProblem::dv, c.type, vo, false);
-      if (c.gate == Gate::Head) output(&DiagProblem::dg, DType::F32, {c.B, c.T, c.H}, false);
-      if (c.gate == Gate::Channel) output(&DiagProblem::dgk, DType::F32, qk, false);
-      if (c.h0) output(&DiagProblem::dh0, c.state_type, state, true);
+            &DiagBackwardProblem::dht, c.state_type, state, [&] { return normal(); }, true);
+      output(&DiagBackwardProblem::dq, c.type, qk, false);
+      output(&DiagBackwardProblem::dk, c.type, qk, false);
+      output(&DiagBackwardProblem::dv, c.type, vo, false);
+      if (c.gate == Gate::Head) output(&DiagBackwardProblem::dg, DType::F32, {c.B, c.T, c.H}, false);
+      if (c.gate == Gate::Channel) output(&DiagBackwardProblem::dgk, DType::F32, qk, false);
+      if (c.h0) output(&DiagBackwardProblem::dh0, c.state_type, state, true);
       return;
     }
     output(&DiagProblem::o, c.type, vo, false);
@@ -145,12 +145,12 @@ class DiagRun {
     }
     for (auto& [expected, t] : outputs_) {
       const char* name = "?";
-      for (const auto& [member, text] : {std::pair{&DiagProblem::dq, "dq"},
-                                         {&DiagProblem::dk, "dk"},
-                                         {&DiagProblem::dv, "dv"},
-                                         {&DiagProblem::dg, "dg"},
-                                         {&DiagProblem::dgk, "dgk"},
-                                         {&DiagProblem::dh0, "dh0"}}) {
+      for (const auto& [member, text] : {std::pair{&DiagBackwardProblem::dq, "dq"},
+                                         {&DiagBackwardProblem::dk, "dk"},
+                                         {&DiagBackwardProblem::dv, "dv"},
+                                         {&DiagBackwardProblem::dg, "dg"},
+                                         {&DiagBackwardProblem::dgk, "dgk"},
+                                         {&DiagBackwardProblem::dh0, "dh0"}}) {
         if ((host.*member).data == expected.data) name = text;
       }
       all.emplace_back(name, difference(expected, *t));
@@ -206,7 +206,7 @@ class DiagRun {
     }
   }
 
-  DiagProblem host, device;
+  DiagBackwardProblem host, device;
 
  private:
   double normal() { return std::normal_distribution<double>()(random_); }
@@ -216,8 +216,8 @@ class DiagRun {
     const unsigned pick = random_() % 8;
     return pick == 0 ? c_.strongest : pick == 1 ? 0.0 : x;
   }
-  DiagProblem problem() const {
-    DiagProblem p;
+  DiagBackwardProblem problem() const {
+    DiagBackwardProblem p;
     p.B = c_.B;
     p.T = c_.T;
     p.H = c_.H;
@@ -272,7 +272,7 @@ class DiagRun {
     upload(t);
   }
   template <typename F>
-  void input(TensorView DiagProblem::*member, DType type, const std::vector<std::int64_t>& shape, F&& value,
+  void input(TensorView DiagBackwardProblem::*member, DType type, const std::vector<std::int64_t>& shape, F&& value,
              bool state = false) {
     TestTensor& t = make(laid_out(type, shape, order(shape.size(), state), c_.odd_rows && !state ? 3 : 0));
     fill(t, value);
@@ -280,7 +280,7 @@ class DiagRun {
     device.*member = t.device;
     if (!state) token_inputs_.push_back(&t);
   }
-  void output(TensorView DiagProblem::*member, DType type, const std::vector<std::int64_t>& shape, bool state) {
+  void output(TensorView DiagBackwardProblem::*member, DType type, const std::vector<std::int64_t>& shape, bool state) {
     TestTensor& exact = make(laid_out(DType::F64, shape, order(shape.size(), false), 0));
     host.*member = exact.host;
     if (state && c_.inplace) {

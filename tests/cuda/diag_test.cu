@@ -143,7 +143,7 @@ TEST(CudaDiag, PlanOfFewTokens) {
 
 // Each with what was expected and what came.
 TEST(CudaDiag, Refusals) {
-  const DiagProblem good = DiagRun({.T = 4, .gate = Gate::Head}).device;
+  const DiagBackwardProblem good = DiagRun({.T = 4, .gate = Gate::Head}).device;
   const DeviceInfo d = device_with(1);
   EXPECT_EQ(diag_refusal(good, d), "");
   EXPECT_EQ(diag_backward_refusal(good, d), "");
@@ -159,7 +159,7 @@ TEST(CudaDiag, Refusals) {
   DeviceInfo old = d;
   old.sm = 75;
   EXPECT_EQ(diag_refusal(good, old), "needs compute capability 8.0 or newer, got 7.5");
-  DiagProblem p = good;
+  DiagBackwardProblem p = good;
   p.V = 300;
   EXPECT_EQ(diag_backward_refusal(p, d), "needs V of at most 256, got 300");
   p = good;
@@ -175,7 +175,9 @@ TEST(CudaDiag, StatePool) {
     const DeviceArray<std::int32_t> rows(std::vector<std::int32_t>{1, -1});
     const DeviceInfo d = device_with(1);
     const auto before = plain.output_values(plain.device.h0);
-    pooled.device.slots.indices = TensorView(rows.data(), DType::I32, std::vector<std::int64_t>{2});
+    SlotTable slots;
+    slots.indices = TensorView(rows.data(), DType::I32, std::vector<std::int64_t>{2});
+    pooled.device.pool = &slots;
     ASSERT_TRUE(diag_forward(pooled.device, d, {}, {}).ok());
     DiagProblem p = plain.device;
     p.N = p.B = p.h0.shape[0] = p.ht.shape[0] = 1;

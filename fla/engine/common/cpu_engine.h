@@ -27,20 +27,21 @@ inline Verdict verify_cpu(const CallInfo& c, DType wide) {
 // Chunkwise, for training and prefill; token by token, for decoding and short sequences.
 enum class Form : std::uint8_t { Chunk, Step };
 
-template <typename P>
+// P: what a forward computes from, B: what a backward does.
+template <typename P, typename B = P>
 struct Engine {
   const char* backend;
   const char* name;
   std::size_t (*forward_workspace)(const P&, int threads);
   Status (*forward)(const P&, ThreadPool&, std::span<std::byte>);
-  std::size_t (*backward_workspace)(const P&, int threads);
-  Status (*backward)(const P&, ThreadPool&, std::span<std::byte>);
+  std::size_t (*backward_workspace)(const B&, int threads);
+  Status (*backward)(const B&, ThreadPool&, std::span<std::byte>);
 };
 
 namespace detail {
 
-template <typename P, typename A>
-Kernel<A> engine_kernel(FunctionId<A> function, const Engine<P>& e, std::size_t (*workspace)(const P&, int),
+template <typename E, typename P, typename A>
+Kernel<A> engine_kernel(FunctionId<A> function, const E& e, std::size_t (*workspace)(const P&, int),
                         Status (*run)(const P&, ThreadPool&, std::span<std::byte>)) {
   Kernel<A> k{.function = function,
               .backend = e.backend,
@@ -56,14 +57,14 @@ Kernel<A> engine_kernel(FunctionId<A> function, const Engine<P>& e, std::size_t 
 
 }  // namespace detail
 
-template <typename P, typename F, typename G>
-void register_engine(Registry& r, FunctionId<F> forward, FunctionId<G> backward, const Engine<P>& e) {
+template <typename P, typename B, typename F, typename G>
+void register_engine(Registry& r, FunctionId<F> forward, FunctionId<G> backward, const Engine<P, B>& e) {
   r.add(detail::engine_kernel(forward, e, e.forward_workspace, e.forward));
   r.add(detail::engine_kernel(backward, e, e.backward_workspace, e.backward));
 }
 // A function without a backward.
-template <typename P, typename F>
-void register_engine(Registry& r, FunctionId<F> forward, const Engine<P>& e) {
+template <typename P, typename B, typename F>
+void register_engine(Registry& r, FunctionId<F> forward, const Engine<P, B>& e) {
   r.add(detail::engine_kernel(forward, e, e.forward_workspace, e.forward));
 }
 

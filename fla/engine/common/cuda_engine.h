@@ -36,10 +36,12 @@ struct CudaPass {
   std::size_t (*workspace)(const P&, const DeviceInfo&) = nullptr;
   Status (*launch)(const P&, const DeviceInfo&, Stream, std::span<std::byte>) = nullptr;
 };
-template <typename P>
+// P: what a forward computes from, B: what a backward does.
+template <typename P, typename B = P>
 struct CudaEngine {
   const char* name;
-  CudaPass<P> forward, backward;
+  CudaPass<P> forward;
+  CudaPass<B> backward;
 };
 
 namespace detail {
@@ -86,14 +88,14 @@ Kernel<A> cuda_kernel(FunctionId<A> function, const char* name, const CudaPass<P
 
 }  // namespace detail
 
-template <typename P, typename F, typename G>
-void register_cuda_engine(Registry& r, FunctionId<F> forward, FunctionId<G> backward, const CudaEngine<P>& e) {
+template <typename P, typename B, typename F, typename G>
+void register_cuda_engine(Registry& r, FunctionId<F> forward, FunctionId<G> backward, const CudaEngine<P, B>& e) {
   r.add(detail::cuda_kernel(forward, e.name, e.forward));
   r.add(detail::cuda_kernel(backward, e.name, e.backward));
 }
 // A function without a backward.
-template <typename P, typename F>
-void register_cuda_engine(Registry& r, FunctionId<F> forward, const CudaEngine<P>& e) {
+template <typename P, typename B, typename F>
+void register_cuda_engine(Registry& r, FunctionId<F> forward, const CudaEngine<P, B>& e) {
   r.add(detail::cuda_kernel(forward, e.name, e.forward));
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "fla/core/index_table.h"
 #include "fla/core/tensor.h"
 
 namespace fla {
@@ -12,16 +13,12 @@ struct SlotTable {
   TensorView accepted;  // [N] I32 or I64 on the host, with [N, S] only
   TensorView steps;     // [B, T, HV, K, V] by strides: the state after every token; absent: not kept
 
-  static std::int64_t entry(const TensorView& t, std::int64_t i, std::int64_t j = 0) {
-    return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(t.at(i, j))
-                                 : *reinterpret_cast<const std::int64_t*>(t.at(i, j));
-  }
   bool by_token() const { return indices && indices.ndim == 2; }
   bool padding(std::int64_t n) const { return indices && slot(n, 0) < 0; }
   // Where sequence n starts.
   std::int64_t source(std::int64_t n) const {
     if (!indices) return n;
-    return slot(n, accepted ? entry(accepted, n) - 1 : 0);
+    return slot(n, accepted ? read_index(accepted, n) - 1 : 0);
   }
   // Where the state after the sequence's token i of `length` goes; -1: nowhere.
   std::int64_t target(std::int64_t n, std::int64_t i, std::int64_t length) const {
@@ -32,7 +29,25 @@ struct SlotTable {
 
  private:
   std::int64_t slot(std::int64_t n, std::int64_t column) const {
-    return by_token() ? entry(indices, n, column) : entry(indices, n);
+    return by_token() ? read_index(indices, n, column) : read_index(indices, n);
+  }
+};
+
+inline constexpr SlotTable kNoSlots;
+
+// A problem P of a stepwise form together with its slots. P has the member `const SlotTable* pool`, which is nullptr in
+// the problems of all other calls, so that those do not carry a table.
+template <typename P>
+struct WithSlots : P {
+  SlotTable table;
+
+  explicit WithSlots(const P& problem) : P(problem) { this->pool = &table; }
+  WithSlots(const WithSlots& other) : P(other), table(other.table) { this->pool = &table; }
+  WithSlots& operator=(const WithSlots& other) {
+    P::operator=(other);
+    table = other.table;
+    this->pool = &table;
+    return *this;
   }
 };
 

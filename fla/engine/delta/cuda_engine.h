@@ -6,7 +6,7 @@
 
 namespace fla {
 
-inline constexpr CudaEngine<DeltaProblem> kDeltaCuda = {
+inline constexpr CudaEngine<DeltaProblem, DeltaBackwardProblem> kDeltaCuda = {
     "delta",
     {
         cuda::delta_refusal,
@@ -16,7 +16,7 @@ inline constexpr CudaEngine<DeltaProblem> kDeltaCuda = {
     },
     {
         cuda::delta_backward_refusal,
-        [](const DeltaProblem& p, const DeviceInfo& d) { return cuda::delta_backward_plan(p, d).text(); },
+        [](const DeltaBackwardProblem& p, const DeviceInfo& d) { return cuda::delta_backward_plan(p, d).text(); },
         cuda::delta_backward_workspace,
         cuda::delta_backward,
     },

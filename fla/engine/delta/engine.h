@@ -8,7 +8,7 @@
 
 namespace fla {
 
-inline constexpr Engine<DeltaProblem> kDeltaReference = {
+inline constexpr Engine<DeltaProblem, DeltaBackwardProblem> kDeltaReference = {
     kReference,
     "recurrence",
     reference::delta_forward_workspace,
@@ -16,7 +16,7 @@ inline constexpr Engine<DeltaProblem> kDeltaReference = {
     reference::delta_backward_workspace,
     reference::delta_backward,
 };
-inline constexpr Engine<DeltaProblem> kDeltaChunk = {
+inline constexpr Engine<DeltaProblem, DeltaBackwardProblem> kDeltaChunk = {
     "cpu",
     "chunk",
     cpu::delta_chunk_forward_workspace,
@@ -24,7 +24,7 @@ inline constexpr Engine<DeltaProblem> kDeltaChunk = {
     cpu::delta_chunk_backward_workspace,
     cpu::delta_chunk_backward,
 };
-inline constexpr Engine<DeltaProblem> kDeltaStep = {
+inline constexpr Engine<DeltaProblem, DeltaBackwardProblem> kDeltaStep = {
     "cpu",
     "step",
     cpu::delta_step_forward_workspace,

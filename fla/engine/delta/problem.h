@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "fla/core/tensor.h"
+#include "fla/engine/common/sequences.h"
 #include "fla/engine/common/slots.h"
 
 namespace fla {
@@ -62,34 +63,33 @@ struct DeltaProblem {
   bool normalize_k = false;  // also p
   double beta_sigmoid = 0.0;  // 0: beta as given; c > 0: c * sigmoid(beta)
   TensorView h0;              // [N, HV, K, V] by strides
-  SlotTable slots;            // step form, forward in time: h0 and ht are pools, and which of their rows are meant
+  // Step form, forward in time: h0 and ht are pools, and which of their rows are meant.
+  const SlotTable* pool = nullptr;
 
   TensorView o;   // [B, T, HV, V]
   TensorView ht;  // [N, HV, K, V]; may be exactly h0's memory
   TensorView h;   // [B, NT, HV, K, V] entering state of every h_chunk tokens, NT counted over all sequences when packed
   std::int64_t h_chunk = 64;  // a multiple of 16; sequences start a new one
 
+  std::int64_t chunk = 0;  // most tokens a chunk may have: 16, 32, or 0 for the backend's choice
+
+  std::int64_t group() const { return HV / H; }
+  Sequence sequence(std::int64_t n) const { return sequence_at(cu_seqlens, T, n); }
+  const SlotTable& slots() const { return pool != nullptr ? *pool : kNoSlots; }
+};
+
+using DeltaStepProblem = WithSlots<DeltaProblem>;
+
+// Upstream gradients (absent = zeros) and requested gradients (absent = not computed).
+struct DeltaBackwardProblem : DeltaProblem {
   TensorView do_, dht;
   TensorView dq, dk, dv, dbeta, dp, deb, dew, da, db, dw, dg, dgk, dgv, dh0;  // each shaped as its input
   TensorView backward_o;  // as o: the chunk form's backward gives it too, from the states that it has at hand
   TensorView dA_log;      // [HV]
   TensorView ddt_bias;    // as dt_bias; both may be of any float type and are sums over all tokens in one fixed order
 
-  std::int64_t chunk = 0;  // most tokens a chunk may have: 16, 32, or 0 for the backend's choice
-
-  std::int64_t group() const { return HV / H; }
-  struct Span {
-    std::int64_t row, begin, length;  // in tokens
-  };
-  Span sequence(std::int64_t n) const {
-    if (!cu_seqlens) return {n, 0, T};
-    const std::int64_t lo = boundary(n), hi = boundary(n + 1);
-    return {0, lo, hi - lo};
-  }
-  std::int64_t boundary(std::int64_t i) const {
-    return cu_seqlens.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(cu_seqlens.at(i))
-                                          : *reinterpret_cast<const std::int64_t*>(cu_seqlens.at(i));
-  }
+  DeltaBackwardProblem() = default;
+  explicit DeltaBackwardProblem(const DeltaProblem& forward) : DeltaProblem(forward) {}
 };
 
 }  // namespace fla

@@ -103,7 +103,7 @@ double* align(std::span<std::byte> workspace) {
 struct Walk {
   const DeltaProblem& p;
   std::int64_t n, hv, hk;
-  DeltaProblem::Span span;
+  Sequence span;
 
   Walk(const DeltaProblem& problem, std::int64_t sequence, std::int64_t head)
       : p(problem), n(sequence), hv(head), hk(head / problem.group()), span(problem.sequence(sequence)) {}
@@ -173,7 +173,7 @@ struct Walk {
   }
 
   void start(double* S) const {
-    const std::int64_t from = p.slots.source(n);
+    const std::int64_t from = p.slots().source(n);
     for (std::int64_t i = 0; i < p.K; ++i)
       for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, from, hv, i, j) : 0.0;
   }
@@ -183,7 +183,7 @@ struct Walk {
   }
   void put_step(std::int64_t t, const double* S) const {
     for (std::int64_t i = 0; i < p.K; ++i)
-      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots.steps, S[i * p.V + j], span.row, token(t), hv, i, j);
+      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots().steps, S[i * p.V + j], span.row, token(t), hv, i, j);
   }
 
   void decay(const Row& x, const double* S, double* to) const {
@@ -233,7 +233,7 @@ void forward_one(const Walk& w, const Memory& m) {
   const DeltaProblem& p = w.p;
   const std::int64_t first_chunk = p.h ? chunks_before(p, w.n) : 0;
   const std::int64_t L = w.span.length;
-  const bool padding = p.slots.padding(w.n);
+  const bool padding = p.slots().padding(w.n);
   if (padding) {
     std::fill_n(m.S, p.K * p.V, 0.0);
   } else {
@@ -248,16 +248,16 @@ void forward_one(const Walk& w, const Memory& m) {
       w.get_row(t, r, m.row);
       w.advance(m.S, m.row);
     }
-    const std::int64_t to = padding ? -1 : p.slots.target(w.n, t, L);
+    const std::int64_t to = padding ? -1 : p.slots().target(w.n, t, L);
     if (p.ht && to >= 0) w.put_state(p.ht, m.S, to);
-    if (p.slots.steps) w.put_step(t, m.S);
+    if (p.slots().steps) w.put_step(t, m.S);
     if (!p.o) continue;
     w.get_unit(p.q, w.token(t), w.hk, p.normalize_q, m.q);
     w.down(m.S, m.q, m.x);
     for (std::int64_t j = 0; j < p.V; ++j)  // (3)
       store(p.o, padding ? 0.0 : p.scale * m.x[j], w.span.row, w.token(t), w.hv, j);
   }
-  if (p.ht && L == 0 && !p.slots.indices) w.put_state(p.ht, m.S, w.n);
+  if (p.ht && L == 0 && !p.slots().indices) w.put_state(p.ht, m.S, w.n);
 }
 
 // ---- backward
@@ -289,9 +289,8 @@ double gate_chain(const Walk& w, double raw, std::int64_t channel, double dg, co
 }
 
 // One row downwards. before: the state that the row found. In: D, gradient of the state after the row. Out: of before.
-void row_backward(const Walk& w, const Memory& m, std::int64_t t, std::int64_t r, const double* before,
-                  const GateSums& sums) {
-  const DeltaProblem& p = w.p;
+void row_backward(const DeltaBackwardProblem& p, const Walk& w, const Memory& m, std::int64_t t, std::int64_t r,
+                  const double* before, const GateSums& sums) {
   const Row& x = m.row;
   const std::int64_t K = p.K, V = p.V, KV = K * V, at = w.line(t, r), tok = w.token(t), row = w.span.row;
   double *dk = m.dk + (t * p.R + r) * K, *derase = m.derase + t * K, *dwrite = m.dwrite + t * K;
@@ -387,8 +386,7 @@ void row_backward(const Walk& w, const Memory& m, std::int64_t t, std::int64_t r
 }
 
 // Upwards for the states at the segments' starts; downwards segment by segment, whose states are made again.
-void head_backward(const Walk& w, const Memory& m, const GateSums& sums) {
-  const DeltaProblem& p = w.p;
+void head_backward(const DeltaBackwardProblem& p, const Walk& w, const Memory& m, const GateSums& sums) {
   const std::int64_t L = w.span.length, KV = p.K * p.V, seg = segment_length(p);
   w.start(m.S);
   for (std::int64_t t = 0; t < L; ++t) {
@@ -419,7 +417,7 @@ void head_backward(const Walk& w, const Memory& m, const GateSums& sums) {
         for (std::int64_t i = 0; i < p.K; ++i) m.dq[t * p.K + i] += p.scale * m.x[i];
         w.add_outer(p.scale, m.q, m.up, m.D);
       }
-      for (std::int64_t r = p.R - 1; r >= 0; --r) row_backward(w, m, t, r, states + r * KV, sums);
+      for (std::int64_t r = p.R - 1; r >= 0; --r) row_backward(p, w, m, t, r, states + r * KV, sums);
     }
   }
   if (p.dh0) w.put_state(p.dh0, m.D, w.n);
@@ -440,7 +438,7 @@ void put_key_gradient(const Walk& w, const TensorView& x, const TensorView& dx, 
 }
 
 // A sequence's value heads that share key head hk, one after the other: their sums have one order.
-void group_backward(const DeltaProblem& p, std::int64_t n, std::int64_t hk, const Memory& m, double* sums,
+void group_backward(const DeltaBackwardProblem& p, std::int64_t n, std::int64_t hk, const Memory& m, double* sums,
                     std::int64_t sums_per_head) {
   const Walk any(p, n, hk * p.group());
   const std::int64_t L = any.span.length, K = p.K;
@@ -457,7 +455,7 @@ void group_backward(const DeltaProblem& p, std::int64_t n, std::int64_t hk, cons
     const Walk w(p, n, hk * p.group() + i);
     double* own = sums + (n * p.HV + w.hv) * sums_per_head;
     std::fill_n(own, sums_per_head, 0.0);
-    head_backward(w, m, {own, own + 1});
+    head_backward(p, w, m, {own, own + 1});
     if (writes_per_value_head(p)) {
       put_write(w);
       std::fill_n(m.dwrite, L * K, 0.0);
@@ -491,13 +489,13 @@ Status delta_forward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byt
   return {};
 }
 
-std::size_t delta_backward_workspace(const DeltaProblem& p, int threads) {
+std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, int threads) {
   const std::size_t sums = static_cast<std::size_t>(p.N * p.HV * sums_per_head(p));
   return (Memory(nullptr, p, true).doubles * static_cast<std::size_t>(threads) + sums) * sizeof(double) +
          alignof(double);
 }
 
-Status delta_backward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status delta_backward(const DeltaBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   const std::int64_t per_head = sums_per_head(p);
   double* sums = align(workspace);  // [N, HV, 1 + K]: of A_log, of dt_bias
   double* base = sums + p.N * p.HV * per_head;

@@ -14,7 +14,7 @@ namespace fla::reference {
 std::size_t delta_forward_workspace(const DeltaProblem& p, int threads);
 Status delta_forward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
-std::size_t delta_backward_workspace(const DeltaProblem& p, int threads);
-Status delta_backward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, int threads);
+Status delta_backward(const DeltaBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
 }  // namespace fla::reference

@@ -21,7 +21,7 @@ inline DeltaProblem delta_problem(const TensorView& q, const TensorView& k, cons
   p.K = q.dim(3);
   p.V = v.dim(3);
   p.cu_seqlens = cu_seqlens;
-  p.N = cu_seqlens ? cu_seqlens.dim(0) - 1 : p.B;
+  p.N = count_sequences(cu_seqlens, p.B);
   p.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(p.K)));
   p.q = q;
   p.k = k;
@@ -47,7 +47,7 @@ inline TensorView swap_chunk_state_axes(TensorView h) {
 }
 
 template <typename G>
-void set_gradients(DeltaProblem& p, const G& a, bool v_first) {
+void set_gradients(DeltaBackwardProblem& p, const G& a, bool v_first) {
   p.do_ = a.do_;
   p.dht = v_first ? swap_state_axes(a.dht) : a.dht;
   p.dq = a.dq;

@@ -6,7 +6,7 @@
 
 namespace fla {
 
-inline constexpr CudaEngine<DiagProblem> kDiagCuda = {
+inline constexpr CudaEngine<DiagProblem, DiagBackwardProblem> kDiagCuda = {
     "diag",
     {
         cuda::diag_refusal,
@@ -16,7 +16,7 @@ inline constexpr CudaEngine<DiagProblem> kDiagCuda = {
     },
     {
         cuda::diag_backward_refusal,
-        [](const DiagProblem& p, const DeviceInfo& d) { return cuda::diag_backward_plan(p, d).text(); },
+        [](const DiagBackwardProblem& p, const DeviceInfo& d) { return cuda::diag_backward_plan(p, d).text(); },
         cuda::diag_backward_workspace,
         cuda::diag_backward,
     },

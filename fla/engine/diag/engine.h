@@ -10,7 +10,7 @@
 
 namespace fla {
 
-inline constexpr Engine<DiagProblem> kDiagReference = {
+inline constexpr Engine<DiagProblem, DiagBackwardProblem> kDiagReference = {
     kReference,
     "recurrence",
     reference::diag_forward_workspace,
@@ -22,7 +22,7 @@ inline constexpr Engine<DiagProblem> kDiagReference = {
     reference::diag_backward_workspace,
     reference::diag_backward,
 };
-inline constexpr Engine<DiagProblem> kDiagChunk = {
+inline constexpr Engine<DiagProblem, DiagBackwardProblem> kDiagChunk = {
     "cpu",
     "chunk",
     [](const DiagProblem& p, int threads) {
@@ -34,12 +34,12 @@ inline constexpr Engine<DiagProblem> kDiagChunk = {
         if (Status s = cpu::diag_scores(p, p.attn, pool, ws); !s) return s;
       return cpu::diag_chunk_forward(p, p.chunk, pool, ws);
     },
-    [](const DiagProblem& p, int threads) { return cpu::diag_chunk_backward_workspace(p, p.chunk, threads); },
-    [](const DiagProblem& p, ThreadPool& pool, std::span<std::byte> ws) {
+    [](const DiagBackwardProblem& p, int threads) { return cpu::diag_chunk_backward_workspace(p, p.chunk, threads); },
+    [](const DiagBackwardProblem& p, ThreadPool& pool, std::span<std::byte> ws) {
       return cpu::diag_chunk_backward(p, p.chunk, pool, ws);
     },
 };
-inline constexpr Engine<DiagProblem> kDiagStep = {
+inline constexpr Engine<DiagProblem, DiagBackwardProblem> kDiagStep = {
     "cpu",
     "step",
     cpu::diag_step_forward_workspace,

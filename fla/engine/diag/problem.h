@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "fla/core/tensor.h"
+#include "fla/engine/common/sequences.h"
 #include "fla/engine/common/slots.h"
 
 namespace fla {
@@ -50,8 +51,9 @@ struct DiagProblem {
   TensorView gk;    // [B, T, H, K]  log gate per key channel
   TensorView gv;    // [B, T, H, V]  log gate per value channel
   HeadDecay head;
-  TensorView h0;    // [N, H, K, V] by strides (a value-first layout arrives as swapped strides); absent = zeros
-  SlotTable slots;  // step form, forward in time: h0 and ht are pools, and which of their rows are meant
+  TensorView h0;  // [N, H, K, V] by strides (a value-first layout arrives as swapped strides); absent = zeros
+  // Step form, forward in time: h0 and ht are pools, and which of their rows are meant.
+  const SlotTable* pool = nullptr;
 
   // Outputs of the forward; an absent one is not computed.
   TensorView o;     // [B, T, H, V]
@@ -60,7 +62,14 @@ struct DiagProblem {
 
   std::int64_t chunk = 0;  // most tokens a chunk may have: 16, 32, or 0 for the backend's choice
 
-  // The backward: upstream gradients (absent = zeros) and requested gradients (absent = not computed).
+  Sequence sequence(std::int64_t n) const { return sequence_at(cu_seqlens, T, n); }
+  const SlotTable& slots() const { return pool != nullptr ? *pool : kNoSlots; }
+};
+
+using DiagStepProblem = WithSlots<DiagProblem>;
+
+// Upstream gradients (absent = zeros) and requested gradients (absent = not computed).
+struct DiagBackwardProblem : DiagProblem {
   TensorView do_;     // [B, T, H, V]
   TensorView dht;     // [N, H, K, V]
   TensorView dq, dk;  // [B, T, H, K]
@@ -70,19 +79,8 @@ struct DiagProblem {
   TensorView dgv;     // [B, T, H, V]
   TensorView dh0;     // [N, H, K, V]
 
-  // Sequence n is the tokens [begin, begin + length) of batch row `row`.
-  struct Span {
-    std::int64_t row, begin, length;
-  };
-  Span sequence(std::int64_t n) const {
-    if (!cu_seqlens) return {n, 0, T};
-    const std::int64_t lo = boundary(n), hi = boundary(n + 1);
-    return {0, lo, hi - lo};
-  }
-  std::int64_t boundary(std::int64_t i) const {
-    return cu_seqlens.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(cu_seqlens.at(i))
-                                          : *reinterpret_cast<const std::int64_t*>(cu_seqlens.at(i));
-  }
+  DiagBackwardProblem() = default;
+  explicit DiagBackwardProblem(const DiagProblem& forward) : DiagProblem(forward) {}
 };
 
 // What every family fills in the same way.
@@ -95,7 +93,7 @@ inline DiagProblem diag_problem(const TensorView& q, const TensorView& k, const 
   p.K = q.dim(3);
   p.V = v.dim(3);
   p.cu_seqlens = cu_seqlens;
-  p.N = cu_seqlens ? cu_seqlens.dim(0) - 1 : p.B;
+  p.N = count_sequences(cu_seqlens, p.B);
   p.scale = scale.value_or(1.0 / std::sqrt(static_cast<double>(p.K)));
   p.q = q;
   p.k = k;
@@ -120,17 +118,17 @@ inline TensorView swap_state_axes(TensorView s) {
 
 // The pool of a step function's arguments; P is either engine's problem.
 template <typename P, typename A>
-void set_state_pool(P& p, const A& a, bool v_first) {
+void set_state_pool(WithSlots<P>& p, const A& a, bool v_first) {
   const auto by_key = [v_first](const TensorView& s) { return v_first ? swap_state_axes(s) : s; };
   p.h0 = by_key(a.state);
   p.ht = a.state_out ? by_key(a.state_out) : p.h0;
-  p.slots = {a.state_indices, a.num_accepted_tokens, by_key(a.step_states)};
+  p.table = {a.state_indices, a.num_accepted_tokens, by_key(a.step_states)};
   p.o = a.o;
 }
 
 // The gradients that every family's backward args name alike.
 template <typename G>
-void set_gradients(DiagProblem& p, const G& a, bool state_v_first) {
+void set_gradients(DiagBackwardProblem& p, const G& a, bool state_v_first) {
   p.do_ = a.do_;
   p.dht = state_v_first ? swap_state_axes(a.dht) : a.dht;
   p.dq = a.dq;

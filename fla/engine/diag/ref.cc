@@ -15,7 +15,7 @@ namespace {
 struct Walk {
   const DiagProblem& p;
   std::int64_t n, h;
-  DiagProblem::Span span;
+  Sequence span;
 
   Walk(const DiagProblem& problem, std::int64_t task)
       : p(problem), n(task / problem.H), h(task % problem.H), span(problem.sequence(n)) {}
@@ -34,10 +34,9 @@ struct Walk {
   double q(std::int64_t t, std::int64_t i) const { return load(p.q, span.row, row(t), h, i); }
   double k(std::int64_t t, std::int64_t i) const { return load(p.k, span.row, row(t), h, i); }
   double v(std::int64_t t, std::int64_t j) const { return load(p.v, span.row, row(t), h, j); }
-  double upstream(std::int64_t t, std::int64_t j) const { return p.do_ ? load(p.do_, span.row, row(t), h, j) : 0.0; }
 
   void start(double* S) const {
-    const std::int64_t from = p.slots.source(n);
+    const std::int64_t from = p.slots().source(n);
     for (std::int64_t i = 0; i < p.K; ++i)
       for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, from, h, i, j) : 0.0;
   }
@@ -54,7 +53,7 @@ struct Walk {
   }
   void write_step(std::int64_t t, const double* S) const {
     for (std::int64_t i = 0; i < p.K; ++i)
-      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots.steps, S[i * p.V + j], span.row, row(t), h, i, j);
+      for (std::int64_t j = 0; j < p.V; ++j) store(p.slots().steps, S[i * p.V + j], span.row, row(t), h, i, j);
   }
 };
 
@@ -72,14 +71,14 @@ std::size_t bytes(std::size_t doubles, int threads) {
 std::size_t forward_doubles(const DiagProblem& p) { return static_cast<std::size_t>(p.K * p.V); }
 
 // S, D, and per token q.dq, k.dk (by key channel), o.do, v.dv (by value channel).
-std::size_t backward_doubles(const DiagProblem& p) {
+std::size_t backward_doubles(const DiagBackwardProblem& p) {
   return static_cast<std::size_t>(2 * p.K * p.V + p.T * (p.K + p.V));
 }
 
 void forward_one(const Walk& w, double* S) {
   const DiagProblem& p = w.p;
   const std::int64_t L = w.span.length;
-  const bool padding = p.slots.padding(w.n);
+  const bool padding = p.slots().padding(w.n);
   if (padding) {
     std::fill_n(S, p.K * p.V, 0.0);
   } else {
@@ -88,9 +87,9 @@ void forward_one(const Walk& w, double* S) {
   for (std::int64_t t = 0; t < L; ++t) {
     if (!padding) {
       w.advance(S, t);
-      if (const std::int64_t to = p.slots.target(w.n, t, L); p.ht && to >= 0) w.write_state(p.ht, S, to);
+      if (const std::int64_t to = p.slots().target(w.n, t, L); p.ht && to >= 0) w.write_state(p.ht, S, to);
     }
-    if (p.slots.steps) w.write_step(t, S);
+    if (p.slots().steps) w.write_step(t, S);
     if (!p.o) continue;
     for (std::int64_t j = 0; j < p.V; ++j) {  // (2)
       double o = 0.0;
@@ -98,14 +97,17 @@ void forward_one(const Walk& w, double* S) {
       store(p.o, padding ? 0.0 : p.scale * o, w.span.row, w.row(t), w.h, j);
     }
   }
-  if (p.ht && L == 0 && !p.slots.indices) w.write_state(p.ht, S, w.n);
+  if (p.ht && L == 0 && !p.slots().indices) w.write_state(p.ht, S, w.n);
 }
 
 // Upwards in t with S: dq. Downwards with D, the gradient of S_t: dk, dv, dh0. The gates' gradients follow from
 //   dgk_t = sum_{i >= t} (q_i o dq_i - k_i o dk_i) + rowsum(S_T o dS_T),  dgv_t likewise with (o o do - v o dv)
-void backward_one(const Walk& w, double* memory) {
-  const DiagProblem& p = w.p;
+void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memory) {
+  const Walk w(p, task);
   const std::int64_t L = w.span.length, K = p.K, V = p.V;
+  const auto upstream = [&](std::int64_t t, std::int64_t j) {
+    return p.do_ ? load(p.do_, w.span.row, w.row(t), w.h, j) : 0.0;
+  };
   double* S = memory;
   double* D = S + K * V;
   double* by_key = D + K * V;         // [L, K]: q o dq - k o dk
@@ -116,14 +118,14 @@ void backward_one(const Walk& w, double* memory) {
     w.advance(S, t);
     for (std::int64_t i = 0; i < K; ++i) {
       double dq = 0.0;
-      for (std::int64_t j = 0; j < V; ++j) dq += p.scale * S[i * V + j] * w.upstream(t, j);
+      for (std::int64_t j = 0; j < V; ++j) dq += p.scale * S[i * V + j] * upstream(t, j);
       by_key[t * K + i] = w.q(t, i) * dq;
       if (p.dq) store(p.dq, dq, w.span.row, w.row(t), w.h, i);
     }
     for (std::int64_t j = 0; j < V; ++j) {
       double o = 0.0;
       for (std::int64_t i = 0; i < K; ++i) o += p.scale * S[i * V + j] * w.q(t, i);
-      by_value[t * V + j] = o * w.upstream(t, j);
+      by_value[t * V + j] = o * upstream(t, j);
     }
   }
 
@@ -139,7 +141,7 @@ void backward_one(const Walk& w, double* memory) {
 
   for (std::int64_t t = L - 1; t >= 0; --t) {
     for (std::int64_t i = 0; i < K; ++i)
-      for (std::int64_t j = 0; j < V; ++j) D[i * V + j] += p.scale * w.q(t, i) * w.upstream(t, j);
+      for (std::int64_t j = 0; j < V; ++j) D[i * V + j] += p.scale * w.q(t, i) * upstream(t, j);
     for (std::int64_t i = 0; i < K; ++i) {
       double dk = 0.0;
       for (std::int64_t j = 0; j < V; ++j) dk += D[i * V + j] * w.v(t, j);
@@ -184,11 +186,13 @@ Status diag_forward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte>
   return {};
 }
 
-std::size_t diag_backward_workspace(const DiagProblem& p, int threads) { return bytes(backward_doubles(p), threads); }
+std::size_t diag_backward_workspace(const DiagBackwardProblem& p, int threads) {
+  return bytes(backward_doubles(p), threads);
+}
 
-Status diag_backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status diag_backward(const DiagBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   pool.run(p.N * p.H, [&](std::int64_t task, int worker) {
-    backward_one(Walk(p, task), scratch(workspace, worker, backward_doubles(p)));
+    backward_one(p, task, scratch(workspace, worker, backward_doubles(p)));
   });
   return {};
 }

@@ -14,8 +14,8 @@ namespace fla::reference {
 std::size_t diag_forward_workspace(const DiagProblem& p, int threads);
 Status diag_forward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
-std::size_t diag_backward_workspace(const DiagProblem& p, int threads);
-Status diag_backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t diag_backward_workspace(const DiagBackwardProblem& p, int threads);
+Status diag_backward(const DiagBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
 // attn[b, h, i, j] = scale <q_i, k_j> e^{G_i - G_j} for j <= i, else 0. No gk, no gv.
 Status diag_scores(const DiagProblem& p, const TensorView& attn, ThreadPool& pool);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fla/engine/common/made_tensors.h"
 #include "fla/engine/delta/engine.h"
 #include "fla/engine/precond/problem.h"
 
@@ -15,6 +16,12 @@ namespace fla {
 struct PrecondCall {
   DeltaProblem delta;
   PrecondProblem stage;
+};
+struct PrecondBackwardCall {
+  DeltaBackwardProblem delta;
+  PrecondBackwardProblem stage;
+
+  explicit PrecondBackwardCall(const PrecondCall& forward) : delta(forward.delta), stage(forward.stage) {}
 };
 
 // The stage before the recurrence `p`; both families name its arguments alike.
@@ -40,7 +47,7 @@ PrecondProblem precond_stage(const DeltaProblem& p, const A& a) {
   return s;
 }
 template <typename G>
-void set_stage_gradients(PrecondProblem& s, const G& a) {
+void set_stage_gradients(PrecondBackwardProblem& s, const G& a) {
   s.dat = a.dAt;
   s.dk = a.dk;
   s.dg_atk = a.dg_atk;
@@ -56,12 +63,12 @@ struct PrecondEngine {
   DType element;
   std::size_t (*stage_forward_workspace)(const PrecondProblem&, int);
   Status (*stage_forward)(const PrecondProblem&, ThreadPool&, std::span<std::byte>);
-  std::size_t (*stage_backward_workspace)(const PrecondProblem&, int);
-  Status (*stage_backward)(const PrecondProblem&, ThreadPool&, std::span<std::byte>);
+  std::size_t (*stage_backward_workspace)(const PrecondBackwardProblem&, int);
+  Status (*stage_backward)(const PrecondBackwardProblem&, ThreadPool&, std::span<std::byte>);
   std::size_t (*delta_forward_workspace)(const DeltaProblem&, int);
   Status (*delta_forward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
-  std::size_t (*delta_backward_workspace)(const DeltaProblem&, int);
-  Status (*delta_backward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
+  std::size_t (*delta_backward_workspace)(const DeltaBackwardProblem&, int);
+  Status (*delta_backward)(const DeltaBackwardProblem&, ThreadPool&, std::span<std::byte>);
 };
 
 inline constexpr PrecondEngine kPrecondReference = {kReference,
@@ -98,21 +105,18 @@ inline constexpr PrecondEngine kPrecondStep = {"cpu",
                                                cpu::delta_step_backward_workspace,
                                                cpu::delta_step_backward};
 
-// Lays w, dw and dk_erase into the workspace, from 64-byte boundaries; returns the bytes they take, padding included.
-inline std::size_t place_precond(PrecondCall& c, DType element, bool backward, std::byte* base) {
-  std::size_t used = (64 - reinterpret_cast<std::uintptr_t>(base) % 64) % 64;
-  const auto place = [&](std::int64_t heads) {
-    const std::int64_t dims[] = {c.stage.B, c.stage.T, heads, c.stage.K};
-    const TensorView t(base == nullptr ? nullptr : base + used, element, dims);
-    used += (static_cast<std::size_t>(t.numel()) * size_of(element) + 63) / 64 * 64;
-    return t;
-  };
-  c.stage.w = c.delta.w = place(c.stage.HA);
-  if (backward) {
-    c.stage.dw = c.delta.dw = place(c.stage.HA);
-    if (c.delta.dk) c.stage.dk_erase = c.delta.dk = place(c.stage.H);
-  }
-  return used;
+// Lays what the stage hands to the recurrence, and in the backward back, into the workspace; returns where that ends.
+inline MadeTensors place_precond(PrecondCall& c, DType element, std::byte* base) {
+  MadeTensors made(element, base);
+  c.stage.w = c.delta.w = made.make({c.stage.B, c.stage.T, c.stage.HA, c.stage.K});
+  return made;
+}
+inline MadeTensors place_precond(PrecondBackwardCall& c, DType element, std::byte* base) {
+  MadeTensors made(element, base);
+  c.stage.w = c.delta.w = made.make({c.stage.B, c.stage.T, c.stage.HA, c.stage.K});
+  c.stage.dw = c.delta.dw = made.make({c.stage.B, c.stage.T, c.stage.HA, c.stage.K});
+  if (c.delta.dk) c.stage.dk_erase = c.delta.dk = made.make({c.stage.B, c.stage.T, c.stage.H, c.stage.K});
+  return made;
 }
 
 template <typename F, typename G>
@@ -126,15 +130,14 @@ void register_precond(Registry& r, FunctionId<F> forward, FunctionId<G> backward
       .workspace =
           [&e](const F& a, const CallInfo& c) {
             PrecondCall p = to_problem(a);
-            const std::size_t placed = place_precond(p, e.element, false, nullptr);
-            return 64 + placed +
-                   std::max(e.stage_forward_workspace(p.stage, c.threads),
-                            e.delta_forward_workspace(p.delta, c.threads));
+            const std::size_t placed = place_precond(p, e.element, nullptr).anywhere();
+            return placed + std::max(e.stage_forward_workspace(p.stage, c.threads),
+                                     e.delta_forward_workspace(p.delta, c.threads));
           },
       .launch =
           [&e](const F& a, const CallInfo& c, std::span<std::byte> ws) {
             PrecondCall p = to_problem(a);
-            const std::span<std::byte> rest = ws.subspan(place_precond(p, e.element, false, ws.data()));
+            const std::span<std::byte> rest = ws.subspan(place_precond(p, e.element, ws.data()).used());
             if (Status s = e.stage_forward(p.stage, *c.pool, rest); !s) return s;
             return e.delta_forward(p.delta, *c.pool, rest);
           }});
@@ -145,17 +148,16 @@ void register_precond(Registry& r, FunctionId<F> forward, FunctionId<G> backward
       .verify = [checks](const G& a, const CallInfo& c) { return checks ? verify_cpu(c, a.q.dtype) : accept(); },
       .workspace =
           [&e](const G& a, const CallInfo& c) {
-            PrecondCall p = to_problem(a);
-            const std::size_t placed = place_precond(p, e.element, true, nullptr);
-            return 64 + placed +
-                   std::max({e.stage_forward_workspace(p.stage, c.threads),
-                             e.stage_backward_workspace(p.stage, c.threads),
-                             e.delta_backward_workspace(p.delta, c.threads)});
+            PrecondBackwardCall p = to_problem(a);
+            const std::size_t placed = place_precond(p, e.element, nullptr).anywhere();
+            return placed + std::max({e.stage_forward_workspace(p.stage, c.threads),
+                                      e.stage_backward_workspace(p.stage, c.threads),
+                                      e.delta_backward_workspace(p.delta, c.threads)});
           },
       .launch =
           [&e](const G& a, const CallInfo& c, std::span<std::byte> ws) {
-            PrecondCall p = to_problem(a);
-            const std::span<std::byte> rest = ws.subspan(place_precond(p, e.element, true, ws.data()));
+            PrecondBackwardCall p = to_problem(a);
+            const std::span<std::byte> rest = ws.subspan(place_precond(p, e.element, ws.data()).used());
             PrecondProblem forward_stage = p.stage;
             forward_stage.at = {};
             if (Status s = e.stage_forward(forward_stage, *c.pool, rest); !s) return s;

@@ -12,7 +12,7 @@
 #include "fla/core/status.h"
 #include "fla/core/tensor.h"
 #include "fla/core/threads.h"
-#include "fla/engine/delta/problem.h"
+#include "fla/engine/common/sequences.h"
 
 namespace fla {
 
@@ -30,33 +30,32 @@ struct PrecondProblem {
   TensorView w;                // [B, T, HA, K]
   TensorView at;               // [N, HA, K]: A after the last token; may be exactly a0's memory
 
+  std::int64_t group() const { return HA / H; }
+  Sequence sequence(std::int64_t n) const { return sequence_at(cu_seqlens, T, n); }
+};
+
+struct PrecondBackwardProblem : PrecondProblem {
   TensorView dw;        // [B, T, HA, K] gradient of w
   TensorView dk_erase;  // [B, T, H, K] gradient of k through everything else, added to dk
   TensorView dat;       // [N, HA, K]
   TensorView dk, dg_atk, dbeta_atk, dlog_atk_scale, da0;
 
-  std::int64_t group() const { return HA / H; }
-  DeltaProblem::Span sequence(std::int64_t n) const {
-    DeltaProblem p;
-    p.T = T;
-    p.cu_seqlens = cu_seqlens;
-    return p.sequence(n);
-  }
+  explicit PrecondBackwardProblem(const PrecondProblem& forward) : PrecondProblem(forward) {}
 };
 
 // Sizes are upper bounds for a pool of `threads`; memory need not be initialised or aligned.
 namespace reference {
 Status precond_forward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 std::size_t precond_forward_workspace(const PrecondProblem& p, int threads);
-Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
-std::size_t precond_backward_workspace(const PrecondProblem& p, int threads);
+Status precond_backward(const PrecondBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t precond_backward_workspace(const PrecondBackwardProblem& p, int threads);
 }  // namespace reference
 
 namespace cpu {
 Status precond_forward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 std::size_t precond_forward_workspace(const PrecondProblem& p, int threads);
-Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
-std::size_t precond_backward_workspace(const PrecondProblem& p, int threads);
+Status precond_backward(const PrecondBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t precond_backward_workspace(const PrecondBackwardProblem& p, int threads);
 }  // namespace cpu
 
 }  // namespace fla

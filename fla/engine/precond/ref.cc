@@ -21,7 +21,7 @@ double* align(std::span<std::byte> workspace) {
 struct Walk {
   const PrecondProblem& p;
   std::int64_t n, ha, hk;
-  DeltaProblem::Span span;
+  Sequence span;
 
   Walk(const PrecondProblem& problem, std::int64_t sequence, std::int64_t head)
       : p(problem), n(sequence), ha(head), hk(head / problem.group()), span(problem.sequence(sequence)) {}
@@ -61,8 +61,7 @@ void forward_one(const Walk& w, double* A, double* k) {
 }
 
 // Adds to dk [T, K], gradient of the normalised key; returns the gradient of the centre.
-double backward_one(const Walk& w, double* A, double* a, double* k, double* dk) {
-  const PrecondProblem& p = w.p;
+double backward_one(const Walk& w, const PrecondBackwardProblem& p, double* A, double* a, double* k, double* dk) {
   const std::int64_t L = w.span.length, K = p.K;
   for (std::int64_t i = 0; i < K; ++i) A[i] = p.a0 ? load(p.a0, w.n, w.ha, i) : 0.0;
   for (std::int64_t t = 0; t < L; ++t) {
@@ -117,11 +116,11 @@ Status precond_forward(const PrecondProblem& p, ThreadPool& pool, std::span<std:
   return {};
 }
 
-std::size_t precond_backward_workspace(const PrecondProblem& p, int threads) {
+std::size_t precond_backward_workspace(const PrecondBackwardProblem& p, int threads) {
   return bytes(backward_doubles(p) * static_cast<std::size_t>(threads) + static_cast<std::size_t>(p.N * p.HA));
 }
 
-Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status precond_backward(const PrecondBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   double* dcentre = align(workspace);  // [N, HA]
   double* base = dcentre + p.N * p.HA;
   pool.run(p.N * p.H, [&](std::int64_t task, int worker) {
@@ -132,7 +131,7 @@ Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std
     std::fill_n(dk, length * K, 0.0);
     for (std::int64_t j = 0; j < p.group(); ++j) {  // in one order, whatever the thread count
       const Walk w(p, n, hk * p.group() + j);
-      dcentre[n * p.HA + w.ha] = backward_one(w, A, a, k, dk);
+      dcentre[n * p.HA + w.ha] = backward_one(w, p, A, a, k, dk);
     }
     if (!p.dk) return;
     const Walk w(p, n, hk * p.group());

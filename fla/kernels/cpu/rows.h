@@ -8,6 +8,7 @@
 
 #include "fla/core/dtype.h"
 #include "fla/core/threads.h"
+#include "fla/kernels/cpu/element.h"
 
 namespace fla::cpu {
 
@@ -29,16 +30,7 @@ struct Rows {
   }
 };
 
-inline double scalar_at(const Rows& x, std::int64_t t, std::int64_t c = 0) {
-  const std::byte* p = x.at(t, c);
-  switch (x.dtype) {
-    case DType::F32: return static_cast<double>(*reinterpret_cast<const float*>(p));
-    case DType::BF16: return static_cast<double>(to_float(*reinterpret_cast<const bf16*>(p)));
-    case DType::F16: return static_cast<double>(to_float(*reinterpret_cast<const f16*>(p)));
-    case DType::F64: return *reinterpret_cast<const double*>(p);
-    default: return 0.0;
-  }
-}
+inline double scalar_at(const Rows& x, std::int64_t t, std::int64_t c = 0) { return load_element(x.at(t, c), x.dtype); }
 
 // Rows that will be needed soon, asked for a few cache lines at a time between register tiles. They usually lie H * D
 // elements apart, too far for the hardware to guess; all of them at once would wait for the fill buffers (a third of

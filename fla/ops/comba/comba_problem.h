@@ -17,8 +17,8 @@ inline DeltaProblem to_problem(const CombaArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const CombaBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const CombaArgs&>(a));
+inline DeltaBackwardProblem to_problem(const CombaBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const CombaArgs&>(a)));
   set_gradients(p, a, false);
   p.dp = a.dp;
   p.dg = a.dg;

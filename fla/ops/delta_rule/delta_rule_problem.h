@@ -23,14 +23,14 @@ inline DeltaProblem to_problem(const DeltaRuleArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const DeltaStepArgs& a) {
-  DeltaProblem p = delta_rule_problem(a, {});
+inline DeltaStepProblem to_problem(const DeltaStepArgs& a) {
+  DeltaStepProblem p(delta_rule_problem(a, {}));
   set_state_pool(p, a, false);
   return p;
 }
 
-inline DeltaProblem to_problem(const DeltaRuleBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const DeltaRuleArgs&>(a));
+inline DeltaBackwardProblem to_problem(const DeltaRuleBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const DeltaRuleArgs&>(a)));
   set_gradients(p, a, false);
   p.dbeta = a.dbeta;
   return p;

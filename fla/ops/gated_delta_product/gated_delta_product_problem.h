@@ -17,8 +17,8 @@ inline DeltaProblem to_problem(const GatedDeltaProductArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const GatedDeltaProductBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const GatedDeltaProductArgs&>(a));
+inline DeltaBackwardProblem to_problem(const GatedDeltaProductBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const GatedDeltaProductArgs&>(a)));
   set_gradients(p, a, false);
   p.dg = a.dg;
   p.dbeta = a.dbeta;

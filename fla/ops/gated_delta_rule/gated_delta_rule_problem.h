@@ -32,14 +32,14 @@ inline DeltaProblem to_problem(const GatedDeltaRuleArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const GdnStepArgs& a) {
-  DeltaProblem p = gated_delta_rule_problem(a, {});
+inline DeltaStepProblem to_problem(const GdnStepArgs& a) {
+  DeltaStepProblem p(gated_delta_rule_problem(a, {}));
   set_state_pool(p, a, a.state_v_first);
   return p;
 }
 
-inline DeltaProblem to_problem(const GatedDeltaRuleBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const GatedDeltaRuleArgs&>(a));
+inline DeltaBackwardProblem to_problem(const GatedDeltaRuleBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const GatedDeltaRuleArgs&>(a)));
   set_gradients(p, a, a.state_v_first);
   p.dg = a.dg;
   p.dgk = a.dgk;

@@ -37,6 +37,7 @@ inline constexpr std::int64_t kOjaBT = 16;
 // In the engine's names: K is V, V is K; v keeps k's head count, which may be smaller than HV.
 struct OjaProblem {
   DeltaProblem delta;
+  TensorView q, o;  // [B, T, HQ, V], [B, T, HV, K]
   bool unit_q = false, unit_k = false;
 };
 
@@ -49,7 +50,7 @@ inline OjaProblem oja_problem(const GatedOjaRuleArgs& a) {
   p.K = a.v.dim(3);
   p.V = a.q.dim(3);
   p.cu_seqlens = a.cu_seqlens;
-  p.N = a.cu_seqlens ? a.cu_seqlens.dim(0) - 1 : p.B;
+  p.N = count_sequences(a.cu_seqlens, p.B);
   p.scale = a.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.V)));
   p.erase = Erase::Decayed;
   p.k = a.v;
@@ -58,8 +59,8 @@ inline OjaProblem oja_problem(const GatedOjaRuleArgs& a) {
   p.beta = a.beta;
   p.h0 = swap_state_axes(a.initial_state);
   p.ht = swap_state_axes(a.final_state);
-  p.do_ = a.q;
-  p.dq = a.o;
+  x.q = a.q;
+  x.o = a.o;
   x.unit_q = a.use_q_l2norm;
   x.unit_k = a.use_k_l2norm;
   return x;
@@ -166,8 +167,8 @@ HWY_NOINLINE void oja_chunk_task(const OjaProblem& x, const OjaPlan& f, OjaTiles
   const DeltaProblem& p = x.delta;
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), vp = pad_up(V), lt = token_ld(BT);
   const std::int64_t panel_size = kp * kBV, state_size = f.panels * panel_size;
-  const DeltaProblem::Span s = p.sequence(n);
-  const bool want_o = static_cast<bool>(p.dq);
+  const Sequence s = p.sequence(n);
+  const bool want_o = static_cast<bool>(x.o);
   const float scale = static_cast<float>(p.scale);
   const auto width_of = [&](std::int64_t i) { return std::min(kBV, V - i * kBV); };
 
@@ -199,12 +200,12 @@ HWY_NOINLINE void oja_chunk_task(const OjaProblem& x, const OjaPlan& f, OjaTiles
                                       vp);
       }
       if (want_o) {
-        load_rows(delta_rows(p.do_, p, s, hv + j), t0, C, 0, V, w.q, vp);
+        load_rows(delta_rows(x.q, p, s, hv + j), t0, C, 0, V, w.q, vp);
         if (x.unit_q) normalize_rows(w.q, vp, C, w.norm);
         std::fill(w.norm, w.norm + lt, scale);
         scale_rows(w.q, vp, C, w.norm, w.q);
         oja_read(p, f, w, state, C);
-        store_rows(w.o, kp, delta_rows(p.dq, p, s, hv + j), t0, C, 0, K);
+        store_rows(w.o, kp, delta_rows(x.o, p, s, hv + j), t0, C, 0, K);
       }
       for (std::int64_t i = 0; i < f.panels; ++i) {
         float* panel = state + i * panel_size;
@@ -263,9 +264,9 @@ HWY_NOINLINE void oja_step_task(const OjaProblem& x, const OjaStepTiles& w, std:
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const DeltaProblem& p = x.delta;
   const std::int64_t V = p.V, K = p.K, kp = pad_up(K), vp = pad_up(V), h = hv / (p.HV / p.v.dim(2));
-  const DeltaProblem::Span s = p.sequence(n);
-  const Rows q = delta_rows(p.do_, p, s, h), k = delta_rows(p.v, p, s, h), v = delta_rows(p.k, p, s, hv),
-             gv = delta_rows(p.gk, p, s, hv), beta = delta_rows(p.beta, p, s, hv), o = delta_rows(p.dq, p, s, hv);
+  const Sequence s = p.sequence(n);
+  const Rows q = delta_rows(x.q, p, s, h), k = delta_rows(p.v, p, s, h), v = delta_rows(p.k, p, s, hv),
+             gv = delta_rows(p.gk, p, s, hv), beta = delta_rows(p.beta, p, s, hv), o = delta_rows(x.o, p, s, hv);
   const auto by_key = [](Rows r) {  // the state as the caller has it: [K, V]
     const std::int64_t size = static_cast<std::int64_t>(size_of(r.dtype));
     return Rows{r.base, r.dtype, r.last * size, r.step / size};
@@ -443,8 +444,8 @@ struct OjaBackward {
   bool through_dk() const { return a.dk && (group > 1 || a.use_k_l2norm); }
 
   // Of the value heads i, i + group, ...
-  DeltaProblem backward(std::int64_t i) const {
-    DeltaProblem p = problem(i);
+  DeltaBackwardProblem backward(std::int64_t i) const {
+    DeltaBackwardProblem p(problem(i));
     p.do_ = a.do_ ? q : TensorView();
     p.dht = every_head(swap_state_axes(a.dht), 1, i, group);
     p.dh0 = every_head(swap_state_axes(a.dh0), 1, i, group);
@@ -459,7 +460,7 @@ struct OjaBackward {
  private:
   DeltaProblem problem(std::int64_t i) const {
     DeltaProblem p = cpu::oja_problem(a).delta;
-    p.do_ = p.dq = p.ht = TensorView();
+    p.ht = TensorView();
     p.H = p.HV = a.q.dim(2);
     p.q = every_head(a.do_ ? a.do_ : a.v, 2, i, group);
     p.k = every_head(p.k, 2, i, group);

@@ -19,8 +19,8 @@ inline DeltaProblem to_problem(const Gdn2Args& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const Gdn2BackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const Gdn2Args&>(a));
+inline DeltaBackwardProblem to_problem(const Gdn2BackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const Gdn2Args&>(a)));
   set_gradients(p, a, a.state_v_first);
   p.dgk = a.dg;
   p.deb = a.db;

@@ -16,8 +16,8 @@ inline DeltaProblem to_problem(const IplrDeltaRuleArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const IplrDeltaRuleBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const IplrDeltaRuleArgs&>(a));
+inline DeltaBackwardProblem to_problem(const IplrDeltaRuleBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const IplrDeltaRuleArgs&>(a)));
   set_gradients(p, a, false);
   p.da = a.da;
   p.db = a.db;
@@ -36,8 +36,8 @@ inline DeltaProblem to_problem(const DplrDeltaRuleArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const DplrDeltaRuleBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const DplrDeltaRuleArgs&>(a));
+inline DeltaBackwardProblem to_problem(const DplrDeltaRuleBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const DplrDeltaRuleArgs&>(a)));
   set_gradients(p, a, false);
   p.da = a.da;
   p.db = a.db;

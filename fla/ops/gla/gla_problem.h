@@ -17,16 +17,16 @@ inline DiagProblem to_problem(const GlaArgs& a) {
   return p;
 }
 
-inline DiagProblem to_problem(const GlaStepArgs& a) {
-  DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, {});
+inline DiagStepProblem to_problem(const GlaStepArgs& a) {
+  DiagStepProblem p(diag_problem(a.q, a.k, a.v, a.scale, {}));
   p.gk = a.gk;
   p.gv = a.gv;
   set_state_pool(p, a, a.state_v_first);
   return p;
 }
 
-inline DiagProblem to_problem(const GlaBackwardArgs& a) {
-  DiagProblem p = to_problem(static_cast<const GlaArgs&>(a));
+inline DiagBackwardProblem to_problem(const GlaBackwardArgs& a) {
+  DiagBackwardProblem p(to_problem(static_cast<const GlaArgs&>(a)));
   set_gradients(p, a, a.state_v_first);
   p.dgk = a.dg;
   p.dgv = a.dgv;

@@ -38,10 +38,6 @@ struct HgrnPlan {
   std::int64_t groups = 1;  // chunk form: runs of consecutive chunks that are worked on side by side
   std::int64_t chunks = 0;  // chunk form: chunks of a sequence
 
-  struct Span {
-    std::int64_t row, begin, length;
-  };
-
   // As few blocks as keep the threads evenly busy, none narrower than 64 channels: a block that is a part of wide rows
   // touches a new page with every token, which costs four times the reading of whole rows.
   void cut(const CallInfo& c, std::int64_t widest) {
@@ -64,22 +60,11 @@ struct HgrnPlan {
   // Rows of a [*, pad_up(D)] table with one row per chunk of every sequence; at most one row is lost per sequence.
   std::int64_t table_rows() const { return B * T / kHgrnChunk + N; }
   std::int64_t table_size() const { return table_rows() * pad_up(D); }
-  std::int64_t first_row(std::int64_t n, const Span& s) const { return (s.row * T + s.begin) / kHgrnChunk + n; }
+  std::int64_t first_row(std::int64_t n, const Sequence& s) const { return (s.row * T + s.begin) / kHgrnChunk + n; }
 };
 
-inline std::int64_t hgrn_boundary(const TensorView& cu, std::int64_t i) {
-  return cu.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(cu.at(i))
-                                : *reinterpret_cast<const std::int64_t*>(cu.at(i));
-}
-
-inline HgrnPlan::Span hgrn_sequence(const HgrnPlan& p, const TensorView& cu, std::int64_t n) {
-  if (!cu) return {n, 0, p.T};
-  const std::int64_t lo = hgrn_boundary(cu, n);
-  return {0, lo, hgrn_boundary(cu, n + 1) - lo};
-}
-
 // [T, D] of one sequence, rows counted from its first token.
-inline Rows hgrn_rows(const TensorView& x, const HgrnPlan::Span& s) {
+inline Rows hgrn_rows(const TensorView& x, const Sequence& s) {
   if (!x || s.length == 0) return {};
   return {x.at(s.row, s.begin), x.dtype, x.stride[1] * static_cast<std::int64_t>(size_of(x.dtype)), x.stride[2]};
 }
@@ -214,7 +199,7 @@ HWY_INLINE std::int64_t chunk_length(std::int64_t length, std::int64_t chunk) {
 }
 
 // A block's part of the table row of sequence n's i-th chunk.
-HWY_INLINE float* at(float* table, const HgrnPlan& p, const HgrnPlan::Span& s, std::int64_t n, std::int64_t i,
+HWY_INLINE float* at(float* table, const HgrnPlan& p, const Sequence& s, std::int64_t n, std::int64_t i,
                      const Block& k) {
   return table + (p.first_row(n, s) + i) * pad_up(p.D) + k.c0;
 }
@@ -227,7 +212,7 @@ struct Forward {
   HgrnTables tables;
 
   void step(std::int64_t n, const Block& k, const HgrnForwardScratch& w) const {
-    const HgrnPlan::Span s = hgrn_sequence(p, a.cu_seqlens, n);
+    const Sequence s = sequence_at(a.cu_seqlens, p.T, n);
     load_state(a.initial_state, n, k, w.h);
     forward_rows<true, false>(hgrn_rows(a.x, s), hgrn_rows(a.g, s), hgrn_rows(a.o, s), 0, s.length, k, w);
     store_state(w.h, a.final_state, n, k);
@@ -236,7 +221,7 @@ struct Forward {
   // Chunk after chunk in one sweep, each from the state that joining the earlier chunks' summaries gives: the bits of
   // the side-by-side schedule at the price of reading once.
   void chunks_in_turn(std::int64_t n, const Block& k, const HgrnForwardScratch& w) const {
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     const Rows x = hgrn_rows(a.x, s), g = hgrn_rows(a.g, s), o = hgrn_rows(a.o, s);
     const std::int64_t last = std::max<std::int64_t>(p.chunks - 1, 0) * kHgrnChunk;
     load_state(a.initial_state, n, k, w.h);
@@ -252,21 +237,21 @@ struct Forward {
   }
 
   void summarise(std::int64_t n, const Block& k, std::int64_t i, const HgrnForwardScratch& w) const {
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     forward_rows<false, true>(hgrn_rows(a.x, s), hgrn_rows(a.g, s), {}, i * kHgrnChunk, chunk_length(p.T, i), k, w);
     std::copy_n(w.a, k.padded, at(tables.a, p, s, n, i, k));
     std::copy_n(w.b, k.padded, at(tables.h, p, s, n, i, k));
   }
 
   void join_chunks(std::int64_t n, const Block& k, const HgrnForwardScratch& w) const {
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     load_state(a.initial_state, n, k, w.carry);
     for (std::int64_t i = 0; i < p.chunks; ++i)
       join_exchange(at(tables.a, p, s, n, i, k), at(tables.h, p, s, n, i, k), k.padded, w.carry);
   }
 
   void run(std::int64_t n, const Block& k, std::int64_t i, const HgrnForwardScratch& w) const {
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     std::copy_n(at(tables.h, p, s, n, i, k), k.padded, w.h);
     forward_rows<true, false>(hgrn_rows(a.x, s), hgrn_rows(a.g, s), hgrn_rows(a.o, s), i * kHgrnChunk,
                               chunk_length(p.T, i), k, w);
@@ -317,7 +302,7 @@ struct Backward {
 
   // Token by token through a sequence: up for the states at the chunks' beginnings, then down.
   void step(std::int64_t n, const Block& k, const HgrnBackwardScratch& w) const {
-    const HgrnPlan::Span s = hgrn_sequence(p, a.cu_seqlens, n);
+    const Sequence s = sequence_at(a.cu_seqlens, p.T, n);
     const std::int64_t chunks = (s.length + kHgrnChunk - 1) / kHgrnChunk;
     if (a.dg) {
       load_state(a.initial_state, n, k, w.h);
@@ -338,8 +323,7 @@ struct Backward {
 
   // Tokens [t0, t0 + n) downwards. d: gradient of the state after the last of them, then of the state before the first;
   // h: the state before the first (for dg).
-  void rows(const HgrnPlan::Span& s, std::int64_t t0, std::int64_t n, const Block& k,
-            const HgrnBackwardScratch& w) const {
+  void rows(const Sequence& s, std::int64_t t0, std::int64_t n, const Block& k, const HgrnBackwardScratch& w) const {
     const F d;
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
     const Rows x = hgrn_rows(a.x, s), g = hgrn_rows(a.g, s), up = hgrn_rows(a.do_, s), dx = hgrn_rows(a.dx, s),
@@ -386,7 +370,7 @@ struct Backward {
   void summarise(std::int64_t n, const Block& k, std::int64_t i, const HgrnBackwardScratch& w) const {
     const F d;
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     const Rows x = hgrn_rows(a.x, s), g = hgrn_rows(a.g, s), up = hgrn_rows(a.do_, s);
     float* product = at(tables.a, p, s, n, i, k);
     float* h = at(tables.h, p, s, n, i, k);
@@ -410,7 +394,7 @@ struct Backward {
   }
 
   void join_chunks(std::int64_t n, const Block& k, const HgrnBackwardScratch& w) const {
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     load_state(a.initial_state, n, k, w.h);
     for (std::int64_t i = 0; i < p.chunks; ++i)
       join_exchange(at(tables.a, p, s, n, i, k), at(tables.h, p, s, n, i, k), k.padded, w.h);
@@ -421,7 +405,7 @@ struct Backward {
   }
 
   void run(std::int64_t n, const Block& k, std::int64_t i, const HgrnBackwardScratch& w) const {
-    const HgrnPlan::Span s{n, 0, p.T};
+    const Sequence s{n, 0, p.T};
     std::copy_n(at(tables.h, p, s, n, i, k), k.padded, w.h);
     std::copy_n(at(tables.d, p, s, n, i, k), k.padded, w.d);
     rows(s, i * kHgrnChunk, chunk_length(p.T, i), k, w);

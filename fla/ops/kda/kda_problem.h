@@ -27,25 +27,25 @@ inline DeltaProblem to_problem(const KdaArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const KdaStepArgs& a) {
-  DeltaProblem p = kda_problem(a, {});
+inline DeltaStepProblem to_problem(const KdaStepArgs& a) {
+  DeltaStepProblem p(kda_problem(a, {}));
   set_state_pool(p, a, a.state_v_first);
   return p;
 }
 
-inline DeltaProblem to_problem(const KdaPoolArgs& a) {
-  DeltaProblem p = kda_problem(a, a.cu_seqlens);
+inline DeltaStepProblem to_problem(const KdaPoolArgs& a) {
+  DeltaStepProblem p(kda_problem(a, a.cu_seqlens));
   const auto by_key = [&a](const TensorView& s) { return a.state_v_first ? swap_state_axes(s) : s; };
   p.h0 = by_key(a.initial_state);
   p.o = a.o;
-  p.slots = {a.ssm_state_indices, a.num_accepted_tokens, {}};
+  p.table = {a.ssm_state_indices, a.num_accepted_tokens, {}};
   if (a.inplace_final_state) {
     p.ht = a.state_pool ? by_key(a.state_pool) : p.h0;
   } else if (!a.ssm_state_indices) {
     p.ht = by_key(a.final_state);
   } else if (a.final_state) {  // [B T, ...] seen as [B, T, ...]
     const TensorView f = by_key(a.final_state);
-    TensorView& steps = p.slots.steps;
+    TensorView& steps = p.table.steps;
     steps = f;
     steps.ndim = 5;
     steps.shape = {p.B, p.T, f.shape[1], f.shape[2], f.shape[3]};
@@ -54,8 +54,8 @@ inline DeltaProblem to_problem(const KdaPoolArgs& a) {
   return p;
 }
 
-inline DeltaProblem to_problem(const KdaBackwardArgs& a) {
-  DeltaProblem p = to_problem(static_cast<const KdaArgs&>(a));
+inline DeltaBackwardProblem to_problem(const KdaBackwardArgs& a) {
+  DeltaBackwardProblem p(to_problem(static_cast<const KdaArgs&>(a)));
   set_gradients(p, a, a.state_v_first);
   p.dgk = a.dg;
   p.dbeta = a.dbeta;

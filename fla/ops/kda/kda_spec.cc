@@ -96,7 +96,7 @@ Status check_pool(const KdaPoolArgs& a, const Dims& d) {
     const char* needs = "with one axis it is for one token per sequence, ";
     if (!a.cu_seqlens && d["T"] > 1) return refused("ssm_state_indices", needs + ("got " + std::to_string(d["T"])));
     for (std::int64_t n = 0; a.cu_seqlens && a.cu_seqlens.device.type == DeviceType::Cpu && n < d["N"]; ++n)
-      if (const auto L = SlotTable::entry(a.cu_seqlens, n + 1) - SlotTable::entry(a.cu_seqlens, n); L > 1)
+      if (const auto L = sequence_at(a.cu_seqlens, d["T"], n).length; L > 1)
         return refused("ssm_state_indices", needs + ("sequence " + std::to_string(n) + " has " + std::to_string(L)));
   }
   return check_slots({"initial_state", "ssm_state_indices", "num_accepted_tokens"},

@@ -26,14 +26,14 @@ inline DiagProblem to_problem(const LightningAttnArgs& a) {
   return p;
 }
 
-inline DiagProblem to_problem(const LightningStepArgs& a) {
-  DiagProblem p = lightning_attn_problem(a, {});
+inline DiagStepProblem to_problem(const LightningStepArgs& a) {
+  DiagStepProblem p(lightning_attn_problem(a, {}));
   set_state_pool(p, a, false);
   return p;
 }
 
-inline DiagProblem to_problem(const LightningAttnBackwardArgs& a) {
-  DiagProblem p = to_problem(static_cast<const LightningAttnArgs&>(a));
+inline DiagBackwardProblem to_problem(const LightningAttnBackwardArgs& a) {
+  DiagBackwardProblem p(to_problem(static_cast<const LightningAttnArgs&>(a)));
   set_gradients(p, a, false);
   return p;
 }

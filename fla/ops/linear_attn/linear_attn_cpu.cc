@@ -42,9 +42,10 @@ struct Normalise {
   DiagProblem p;      // as the caller sees it
   TensorView z0, zt;  // [N, 1, H, K]
   TensorView dzt, dz0;
-  TensorView y;       // [B, T, H, V]: output of the recurrence, in the backward then its gradient
-  TensorView dd;      // [B, T, H]: gradient of the denominator
-  TensorView dq, dk;  // [B, T, H, K]: gradients that the recurrence gives
+  TensorView y;                          // [B, T, H, V]: output of the recurrence, in the backward then its gradient
+  TensorView dd;                         // [B, T, H]: gradient of the denominator
+  TensorView dq, dk;                     // [B, T, H, K]: gradients that the recurrence gives
+  TensorView do_, wanted_dq, wanted_dk;  // of the caller
   bool gradient_of_d = false;
   NormaliseScratch* scratch = nullptr;
 };
@@ -97,7 +98,7 @@ struct Head {
   const Normalise& m;
   const DiagProblem& p;
   std::int64_t n, h, Kp, Vp;
-  DiagProblem::Span s;
+  Sequence s;
   NormaliseScratch w;
 
   Head(const Normalise& all, std::int64_t task, int worker)
@@ -147,7 +148,7 @@ struct Head {
 
   // (6): y becomes dy.
   void output_gradients() const {
-    const Rows q = rows(p.q), k = rows(p.k), y = rows(m.y), up = rows(p.do_);
+    const Rows q = rows(p.q), k = rows(p.k), y = rows(m.y), up = rows(m.do_);
     load_z(m.z0);
     for (std::int64_t t = 0; t < s.length; ++t) {
       const float d = denominator(q, k, t);
@@ -165,22 +166,22 @@ struct Head {
   void denominator_gradients() const {
     const Rows q = rows(p.q), k = rows(p.k);
     const float scale = static_cast<float>(p.scale);
-    if (p.dq) {
-      const Rows from = rows(m.dq), to = rows(p.dq);
+    if (m.wanted_dq) {
+      const Rows from = rows(m.dq), to = rows(m.wanted_dq);
       load_z(m.z0);
       for (std::int64_t t = 0; t < s.length; ++t) {
         load_padded(k, t, p.K, w.k);
         add(w.k, Kp, w.z);
         load_padded(from, t, p.K, w.x);
-        if (p.do_) add_scaled(w.z, *dd(t) * scale, Kp, w.x);
+        if (m.do_) add_scaled(w.z, *dd(t) * scale, Kp, w.x);
         store_row(w.x, to.at(t, 0), to.dtype, to.last, p.K);
       }
     }
-    if (!p.dk && !m.dz0) return;
-    const Rows from = rows(m.dk), to = rows(p.dk);
+    if (!m.wanted_dk && !m.dz0) return;
+    const Rows from = rows(m.dk), to = rows(m.wanted_dk);
     load_z(m.dzt);
     for (std::int64_t t = s.length - 1; t >= 0; --t) {
-      if (p.do_) {
+      if (m.do_) {
         load_padded(q, t, p.K, w.q);
         add_scaled(w.q, *dd(t) * scale, Kp, w.z);
       }
@@ -226,21 +227,22 @@ struct Engine {
     return form == Form::Step ? diag_step_forward_workspace(p, threads)
                               : diag_chunk_forward_workspace(p, p.chunk, threads);
   }
-  std::size_t backward_workspace(const DiagProblem& p, int threads) const {
+  std::size_t backward_workspace(const DiagBackwardProblem& p, int threads) const {
     return form == Form::Step ? diag_step_backward_workspace(p, threads)
                               : diag_chunk_backward_workspace(p, p.chunk, threads);
   }
   Status forward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> ws) const {
     return form == Form::Step ? diag_step_forward(p, pool, ws) : diag_chunk_forward(p, p.chunk, pool, ws);
   }
-  Status backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> ws) const {
+  Status backward(const DiagBackwardProblem& p, ThreadPool& pool, std::span<std::byte> ws) const {
     return form == Form::Step ? diag_step_backward(p, pool, ws) : diag_chunk_backward(p, p.chunk, pool, ws);
   }
 };
 
 // The normalised call cut into what the recurrence does and what is done here. Without memory it measures.
 struct Normalised : Normalise {
-  DiagProblem forward, backward;  // what the engine is asked for
+  DiagProblem forward;  // what the engine is asked for
+  DiagBackwardProblem backward;
   std::span<std::byte> engine_memory;
   std::size_t bytes = 0;
 
@@ -254,11 +256,14 @@ struct Normalised : Normalise {
   }
 
   Normalised(const LinearAttnBackwardArgs& a, Engine e, int threads, std::byte* base) : memory_(base) {
-    p = to_problem(a);
+    backward = to_problem(a);
+    p = forward = backward;
+    do_ = a.do_;
+    wanted_dq = a.dq;
+    wanted_dk = a.dk;
     z0 = a.initial_z;
     dzt = a.dzt;
     dz0 = a.dz0;
-    forward = backward = p;
     forward.ht = {};
     std::size_t need = 0;
     if (a.do_) {
@@ -269,8 +274,8 @@ struct Normalised : Normalise {
         need = e.forward_workspace(forward, threads);
       }
     }
-    if (a.dq) backward.dq = dq = own_or(p.dq);
-    if (a.dk) backward.dk = dk = own_or(p.dk);
+    if (a.dq) backward.dq = dq = own_or(a.dq);
+    if (a.dk) backward.dk = dk = own_or(a.dk);
     finish(base, threads, std::max(need, e.backward_workspace(backward, threads)));
   }
 

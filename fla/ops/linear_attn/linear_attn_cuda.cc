@@ -7,8 +7,8 @@ namespace fla {
 namespace {
 
 // The normalised form is a pass of the family's own around the engine's.
-template <typename A>
-void add(Registry& r, FunctionId<A> function, const CudaPass<DiagProblem>& engine, bool normalize) {
+template <typename P, typename A>
+void add(Registry& r, FunctionId<A> function, const CudaPass<P>& engine, bool normalize) {
   const Kernel<A> plain = detail::cuda_kernel(function, kDiagCuda.name, engine),
                   normalised = detail::cuda_kernel(function, kDiagCuda.name,
                                                    CudaPass<A>{cuda::normalised_refusal, cuda::normalised_plan,

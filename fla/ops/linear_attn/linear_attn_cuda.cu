@@ -48,9 +48,7 @@ struct Tile {
   }
 };
 
-FLA_DEVICE std::int64_t boundary(const ScanParams& p, std::int64_t n) {
-  return load_index(p.cu.at.data, p.cu.type, n * p.cu.at.stride[0]);
-}
+FLA_DEVICE std::int64_t boundary(const ScanParams& p, std::int64_t n) { return boundary_at(p.cu.at, p.cu.type, n); }
 // The first of a sequence's tiles among all.
 FLA_DEVICE std::int64_t first_tile(const ScanParams& p, std::int64_t n, std::int64_t begin) {
   return p.cu.present() ? begin / kTile + n : n * ((p.T + kTile - 1) / kTile);
@@ -61,19 +59,11 @@ FLA_DEVICE bool find_tile(const ScanParams& p, std::int64_t slot, Tile& a) {
   a.begin = 0;
   a.length = p.T;
   if (p.cu.present()) {
-    std::int64_t low = 0, high = p.N - 1;
-    while (low < high) {
-      const std::int64_t middle = (low + high + 1) / 2;
-      if (first_tile(p, middle, boundary(p, middle)) <= slot) {
-        low = middle;
-      } else {
-        high = middle - 1;
-      }
-    }
-    a.n = low;
+    a.n = find_sequence(p.cu.at, p.cu.type, p.N, slot,
+                        [&](std::int64_t n, std::int64_t begin) { return first_tile(p, n, begin); });
     a.row = 0;
-    a.begin = boundary(p, low);
-    a.length = boundary(p, low + 1) - a.begin;
+    a.begin = boundary(p, a.n);
+    a.length = boundary(p, a.n + 1) - a.begin;
   } else {
     a.n = a.row = slot / ((p.T + kTile - 1) / kTile);
   }
@@ -437,7 +427,8 @@ Status run_tokens(const DiagProblem& p, const ScanParams& s, bool pieces, Stream
 
 // What lies where; without memory it counts.
 struct NormaliseMemory {
-  DiagProblem forward, backward;
+  DiagProblem forward;
+  DiagBackwardProblem backward;
   float *tiles = nullptr, *dd = nullptr;
   void* engine = nullptr;
   std::size_t engine_bytes = 0;

@@ -19,8 +19,8 @@ inline DiagProblem to_problem(const LinearAttnArgs& a) {
   return p;
 }
 
-inline DiagProblem to_problem(const LinearAttnBackwardArgs& a) {
-  DiagProblem p = to_problem(static_cast<const LinearAttnArgs&>(a));
+inline DiagBackwardProblem to_problem(const LinearAttnBackwardArgs& a) {
+  DiagBackwardProblem p(to_problem(static_cast<const LinearAttnArgs&>(a)));
   set_gradients(p, a, false);
   return p;
 }

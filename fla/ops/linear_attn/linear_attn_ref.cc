@@ -23,7 +23,7 @@ using reference::store;
 struct Head {
   const DiagProblem& p;
   std::int64_t n, h;
-  DiagProblem::Span span;
+  Sequence span;
 
   Head(const DiagProblem& problem, std::int64_t task)
       : p(problem), n(task / problem.H), h(task % problem.H), span(problem.sequence(n)) {}
@@ -101,7 +101,7 @@ Status normalised_forward(const LinearAttnArgs& a, ThreadPool& pool, std::span<s
 }
 
 Status normalised_backward(const LinearAttnBackwardArgs& a, ThreadPool& pool, std::span<std::byte> workspace) {
-  DiagProblem p = to_problem(a);
+  DiagBackwardProblem p = to_problem(a);
   const std::size_t engine =
       std::max(reference::diag_forward_workspace(p, pool.size()), reference::diag_backward_workspace(p, pool.size()));
   const Memory m(p, true, engine, workspace);
@@ -176,7 +176,7 @@ void add(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwar
       .verify = {},
       .workspace =
           [normalize](const LinearAttnBackwardArgs& a, const CallInfo& c) {
-            const DiagProblem p = to_problem(a);
+            const DiagBackwardProblem p = to_problem(a);
             const std::size_t back = reference::diag_backward_workspace(p, c.threads);
             if (!a.normalize.value_or(normalize)) return back;
             return Memory(p, true, std::max(back, reference::diag_forward_workspace(p, c.threads)), {}).bytes;

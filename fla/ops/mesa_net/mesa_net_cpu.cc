@@ -44,16 +44,11 @@ inline constexpr std::int64_t kMesaSegment = 8 * kMesaBT;
 struct MesaHead {
   std::int64_t n, h, row, begin, length;
 
-  MesaHead(const MesaNetArgs& a, std::int64_t sequence, std::int64_t head)
-      : n(sequence), h(head), row(sequence), begin(0), length(a.q.dim(1)) {
-    if (!a.cu_seqlens) return;
-    const auto boundary = [&](std::int64_t i) -> std::int64_t {
-      return a.cu_seqlens.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(a.cu_seqlens.at(i))
-                                              : *reinterpret_cast<const std::int64_t*>(a.cu_seqlens.at(i));
-    };
-    row = 0;
-    begin = boundary(n);
-    length = boundary(n + 1) - begin;
+  MesaHead(const MesaNetArgs& a, std::int64_t sequence, std::int64_t head) : n(sequence), h(head) {
+    const Sequence s = sequence_at(a.cu_seqlens, a.q.dim(1), n);
+    row = s.row;
+    begin = s.begin;
+    length = s.length;
   }
   Rows rows(const TensorView& x) const {
     if (!x || length == 0) return {};

@@ -22,9 +22,9 @@ inline PrecondCall to_problem(const PrecondGatedDeltaRuleArgs& a) {
   return c;
 }
 
-inline PrecondCall to_problem(const PrecondGatedDeltaRuleBackwardArgs& a) {
-  PrecondCall c = to_problem(static_cast<const PrecondGatedDeltaRuleArgs&>(a));
-  DeltaProblem& p = c.delta;
+inline PrecondBackwardCall to_problem(const PrecondGatedDeltaRuleBackwardArgs& a) {
+  PrecondBackwardCall c(to_problem(static_cast<const PrecondGatedDeltaRuleArgs&>(a)));
+  DeltaBackwardProblem& p = c.delta;
   set_gradients(p, a, a.transpose_state_layout);
   p.dg = a.dg;
   p.dgk = a.dgk;

@@ -21,9 +21,9 @@ inline PrecondCall to_problem(const PrecondKdaArgs& a) {
   return c;
 }
 
-inline PrecondCall to_problem(const PrecondKdaBackwardArgs& a) {
-  PrecondCall c = to_problem(static_cast<const PrecondKdaArgs&>(a));
-  DeltaProblem& p = c.delta;
+inline PrecondBackwardCall to_problem(const PrecondKdaBackwardArgs& a) {
+  PrecondBackwardCall c(to_problem(static_cast<const PrecondKdaArgs&>(a)));
+  DeltaBackwardProblem& p = c.delta;
   set_gradients(p, a, a.transpose_state_layout);
   p.dgk = a.dg;
   p.dA_log = per_head(a.dA_log);

@@ -18,8 +18,8 @@ inline DiagProblem to_problem(const RetentionArgs& a) {
   return p;
 }
 
-inline DiagProblem to_problem(const RetentionBackwardArgs& a) {
-  DiagProblem p = to_problem(static_cast<const RetentionArgs&>(a));
+inline DiagBackwardProblem to_problem(const RetentionBackwardArgs& a) {
+  DiagBackwardProblem p(to_problem(static_cast<const RetentionArgs&>(a)));
   set_gradients(p, a, a.state_v_first);
   return p;
 }

@@ -1,4 +1,5 @@
 #include "fla/engine/delta/engine.h"
+#include "fla/kernels/cpu/element.h"
 #include "fla/ops/rwkv7/rwkv7_mul.h"
 #include "fla/ops/rwkv7/rwkv7_problem.h"
 
@@ -6,22 +7,8 @@ namespace fla {
 
 namespace {
 
-double load(const TensorView& t, const std::byte* at) {
-  switch (t.dtype) {
-    case DType::F32: return *reinterpret_cast<const float*>(at);
-    case DType::F16: return to_float(*reinterpret_cast<const f16*>(at));
-    case DType::BF16: return to_float(*reinterpret_cast<const bf16*>(at));
-    default: return 0.0;
-  }
-}
-void store(const TensorView& t, std::byte* at, double x) {
-  switch (t.dtype) {
-    case DType::F32: *reinterpret_cast<float*>(at) = static_cast<float>(x); break;
-    case DType::F16: *reinterpret_cast<f16*>(at) = to_f16(static_cast<float>(x)); break;
-    case DType::BF16: *reinterpret_cast<bf16*>(at) = to_bf16(static_cast<float>(x)); break;
-    default: break;
-  }
-}
+double load(const TensorView& t, const std::byte* at) { return cpu::load_element(at, t.dtype); }
+void store(const TensorView& t, std::byte* at, double x) { cpu::store_element(at, t.dtype, x); }
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "fla/engine/common/made_tensors.h"
 #include "fla/engine/delta/engine.h"
 #include "fla/ops/rwkv7/rwkv7_problem.h"
 
@@ -19,27 +20,24 @@ struct Rwkv7MulEngine {
   void (*store)(const TensorView&, std::byte*, double);
   std::size_t (*forward_workspace)(const DeltaProblem&, int);
   Status (*forward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
-  std::size_t (*backward_workspace)(const DeltaProblem&, int);
-  Status (*backward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
+  std::size_t (*backward_workspace)(const DeltaBackwardProblem&, int);
+  Status (*backward)(const DeltaBackwardProblem&, ThreadPool&, std::span<std::byte>);
 };
 
-// Lays a and b, and in the backward da and db, into the workspace; returns the bytes they take, padding included.
+// Lays a and b, and in the backward da and db, into the workspace; returns where that ends.
 template <typename E>
-std::size_t place_rwkv7_mul(DeltaProblem& p, bool backward, std::byte* base) {
-  std::size_t used = (64 - reinterpret_cast<std::uintptr_t>(base) % 64) % 64;
-  const auto place = [&] {
-    const std::int64_t dims[] = {p.B, p.T, p.H, p.K};
-    const TensorView t(base == nullptr ? nullptr : base + used, dtype_of<E>::value, dims);
-    used += (static_cast<std::size_t>(t.numel()) * sizeof(E) + 63) / 64 * 64;
-    return t;
-  };
-  p.a = place();
-  p.b = place();
-  if (backward) {
-    p.da = place();
-    p.db = place();
-  }
-  return used;
+MadeTensors place_rwkv7_mul(DeltaProblem& p, std::byte* base) {
+  MadeTensors made(dtype_of<E>::value, base);
+  p.a = made.make({p.B, p.T, p.H, p.K});
+  p.b = made.make({p.B, p.T, p.H, p.K});
+  return made;
+}
+template <typename E>
+MadeTensors place_rwkv7_mul(DeltaBackwardProblem& p, std::byte* base) {
+  MadeTensors made = place_rwkv7_mul<E>(static_cast<DeltaProblem&>(p), base);
+  p.da = made.make({p.B, p.T, p.H, p.K});
+  p.db = made.make({p.B, p.T, p.H, p.K});
+  return made;
 }
 
 template <typename Fn>
@@ -61,7 +59,7 @@ void make_rwkv7_mul(const FusedMulRwkv7Args& x, const DeltaProblem& p, const Rwk
 }
 
 template <typename E>
-void put_rwkv7_mul(const FusedMulRwkv7BackwardArgs& x, const DeltaProblem& p, const Rwkv7MulEngine<E>& e,
+void put_rwkv7_mul(const FusedMulRwkv7BackwardArgs& x, const DeltaBackwardProblem& p, const Rwkv7MulEngine<E>& e,
                    ThreadPool& pool) {
   for_each_channel(p, pool, [&](std::int64_t n, std::int64_t t, std::int64_t h, std::int64_t i) {
     const E kk = static_cast<E>(e.load(x.kk, x.kk.at(n, t, h, i))),
@@ -85,13 +83,13 @@ void register_rwkv7_mul(Registry& r, const char* backend, const char* name, cons
                   .workspace =
                       [e](const F& x, const CallInfo& c) {
                         DeltaProblem p = to_problem(x);
-                        const std::size_t placed = place_rwkv7_mul<E>(p, false, nullptr);
-                        return 64 + placed + e.forward_workspace(p, c.threads);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, nullptr).anywhere();
+                        return placed + e.forward_workspace(p, c.threads);
                       },
                   .launch =
                       [e](const F& x, const CallInfo& c, std::span<std::byte> ws) {
                         DeltaProblem p = to_problem(x);
-                        const std::size_t placed = place_rwkv7_mul<E>(p, false, ws.data());
+                        const std::size_t placed = place_rwkv7_mul<E>(p, ws.data()).used();
                         make_rwkv7_mul(x, p, e, *c.pool);
                         return e.forward(p, *c.pool, ws.subspan(placed));
                       }});
@@ -101,14 +99,14 @@ void register_rwkv7_mul(Registry& r, const char* backend, const char* name, cons
                   .verify = [](const G& x, const CallInfo& c) { return narrow ? verify_cpu(c, x.r.dtype) : accept(); },
                   .workspace =
                       [e](const G& x, const CallInfo& c) {
-                        DeltaProblem p = to_problem(x);
-                        const std::size_t placed = place_rwkv7_mul<E>(p, true, nullptr);
-                        return 64 + placed + e.backward_workspace(p, c.threads);
+                        DeltaBackwardProblem p = to_problem(x);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, nullptr).anywhere();
+                        return placed + e.backward_workspace(p, c.threads);
                       },
                   .launch =
                       [e](const G& x, const CallInfo& c, std::span<std::byte> ws) {
-                        DeltaProblem p = to_problem(x);
-                        const std::size_t placed = place_rwkv7_mul<E>(p, true, ws.data());
+                        DeltaBackwardProblem p = to_problem(x);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, ws.data()).used();
                         make_rwkv7_mul(x, p, e, *c.pool);
                         if (Status s = e.backward(p, *c.pool, ws.subspan(placed)); !s) return s;
                         put_rwkv7_mul(x, p, e, *c.pool);

@@ -22,7 +22,7 @@ DeltaProblem rwkv7_problem(const A& x) {
 }
 
 template <typename G>
-void set_rwkv7_gradients(DeltaProblem& p, const G& x) {
+void set_rwkv7_gradients(DeltaBackwardProblem& p, const G& x) {
   p.do_ = x.do_;
   p.dht = x.dht;
   p.dq = x.dr;
@@ -40,8 +40,8 @@ inline DeltaProblem to_problem(const Rwkv7Args& x) {
   return p;
 }
 
-inline DeltaProblem to_problem(const Rwkv7BackwardArgs& x) {
-  DeltaProblem p = to_problem(static_cast<const Rwkv7Args&>(x));
+inline DeltaBackwardProblem to_problem(const Rwkv7BackwardArgs& x) {
+  DeltaBackwardProblem p(to_problem(static_cast<const Rwkv7Args&>(x)));
   set_rwkv7_gradients(p, x);
   p.da = x.da;
   p.db = x.db;
@@ -55,16 +55,16 @@ inline DeltaProblem to_problem(const RecurrentRwkv7Args& x) {
   return p;
 }
 
-inline DeltaProblem to_problem(const Rwkv7StepArgs& x) {
-  DeltaProblem p = rwkv7_problem(x, {});
+inline DeltaStepProblem to_problem(const Rwkv7StepArgs& x) {
+  DeltaStepProblem p(rwkv7_problem(x, {}));
   p.a = x.a;
   p.b = x.b;
   set_state_pool(p, x, false);
   return p;
 }
 
-inline DeltaProblem to_problem(const RecurrentRwkv7BackwardArgs& x) {
-  DeltaProblem p = to_problem(static_cast<const RecurrentRwkv7Args&>(x));
+inline DeltaBackwardProblem to_problem(const RecurrentRwkv7BackwardArgs& x) {
+  DeltaBackwardProblem p(to_problem(static_cast<const RecurrentRwkv7Args&>(x)));
   set_rwkv7_gradients(p, x);
   p.da = x.da;
   p.db = x.db;
@@ -78,8 +78,8 @@ inline DeltaProblem to_problem(const FusedMulRwkv7Args& x) {
   return p;
 }
 
-inline DeltaProblem to_problem(const FusedMulRwkv7BackwardArgs& x) {
-  DeltaProblem p = to_problem(static_cast<const FusedMulRwkv7Args&>(x));
+inline DeltaBackwardProblem to_problem(const FusedMulRwkv7BackwardArgs& x) {
+  DeltaBackwardProblem p(to_problem(static_cast<const FusedMulRwkv7Args&>(x)));
   set_rwkv7_gradients(p, x);
   return p;
 }

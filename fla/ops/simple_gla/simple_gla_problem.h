@@ -29,14 +29,14 @@ inline DiagProblem to_problem(const SimpleGlaArgs& a) {
   return p;
 }
 
-inline DiagProblem to_problem(const SimpleGlaStepArgs& a) {
-  DiagProblem p = simple_gla_problem(a, {});
+inline DiagStepProblem to_problem(const SimpleGlaStepArgs& a) {
+  DiagStepProblem p(simple_gla_problem(a, {}));
   set_state_pool(p, a, a.state_v_first);
   return p;
 }
 
-inline DiagProblem to_problem(const SimpleGlaBackwardArgs& a) {
-  DiagProblem p = to_problem(static_cast<const SimpleGlaArgs&>(a));
+inline DiagBackwardProblem to_problem(const SimpleGlaBackwardArgs& a) {
+  DiagBackwardProblem p(to_problem(static_cast<const SimpleGlaArgs&>(a)));
   set_gradients(p, a, a.state_v_first);
   p.dg = a.dg;
   return p;

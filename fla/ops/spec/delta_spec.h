@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "fla/core/index_table.h"
 #include "fla/ops/spec/diag_spec.h"
 #include "fla/registry/registry.h"
 #include "fla/registry/spec.h"
@@ -151,13 +152,9 @@ inline std::int64_t count_chunks(const TensorView& cu_seqlens, const Dims& d, st
   if (T < 0 || chunk < 1) return -1;
   if (!cu_seqlens) return (T + chunk - 1) / chunk;
   if (cu_seqlens.device.type != DeviceType::Cpu || cu_seqlens.data == nullptr || cu_seqlens.ndim != 1) return -1;
-  const auto at = [&](std::int64_t i) -> std::int64_t {
-    return cu_seqlens.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(cu_seqlens.at(i))
-                                          : *reinterpret_cast<const std::int64_t*>(cu_seqlens.at(i));
-  };
   std::int64_t chunks = 0;
   for (std::int64_t i = 0; i + 1 < cu_seqlens.dim(0); ++i) {
-    const std::int64_t lo = at(i), hi = at(i + 1);
+    const std::int64_t lo = read_index(cu_seqlens, i), hi = read_index(cu_seqlens, i + 1);
     if (lo < 0 || hi < lo || hi > T) return -1;
     chunks += (hi - lo + chunk - 1) / chunk;
   }
@@ -257,19 +254,15 @@ inline Status check_chunk_indices(const TensorView& list, const TensorView& cu_s
   if (!list) return {};
   if (!cu_seqlens) return refused("chunk_indices", "given without cu_seqlens");
   if (list.device.type != DeviceType::Cpu) return {};
-  const auto read = [](const TensorView& t, std::int64_t i, std::int64_t j) -> std::int64_t {
-    return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(t.at(i, j))
-                                 : *reinterpret_cast<const std::int64_t*>(t.at(i, j));
-  };
   std::int64_t row = 0;
   for (std::int64_t n = 0; n + 1 < cu_seqlens.dim(0); ++n) {
-    const std::int64_t length = read(cu_seqlens, n + 1, 0) - read(cu_seqlens, n, 0);
+    const std::int64_t length = read_index(cu_seqlens, n + 1) - read_index(cu_seqlens, n);
     for (std::int64_t c = 0; c * chunk < length; ++c, ++row)
-      if (read(list, row, 0) != n || read(list, row, 1) != c)
-        return refused("chunk_indices", "entry " + std::to_string(row) + " is (" + std::to_string(read(list, row, 0)) +
-                                            ", " + std::to_string(read(list, row, 1)) + "), but chunks of " +
-                                            std::to_string(chunk) + " tokens make it (" + std::to_string(n) + ", " +
-                                            std::to_string(c) + ")");
+      if (read_index(list, row, 0) != n || read_index(list, row, 1) != c)
+        return refused("chunk_indices",
+                       "entry " + std::to_string(row) + " is (" + std::to_string(read_index(list, row, 0)) + ", " +
+                           std::to_string(read_index(list, row, 1)) + "), but chunks of " + std::to_string(chunk) +
+                           " tokens make it (" + std::to_string(n) + ", " + std::to_string(c) + ")");
   }
   return {};
 }

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "fla/engine/common/sequences.h"
 #include "fla/engine/common/slots.h"
 #include "fla/ops/spec/diag_spec.h"
 #include "fla/ops/spec/state_pool.h"
@@ -26,13 +27,11 @@ struct SlotCheck {
   const TensorView& cu_seqlens;  // absent: N sequences of T tokens
   std::int64_t N, T, P;
 
-  std::int64_t length(std::int64_t n) const {
-    return cu_seqlens ? SlotTable::entry(cu_seqlens, n + 1) - SlotTable::entry(cu_seqlens, n) : T;
-  }
+  std::int64_t length(std::int64_t n) const { return sequence_at(cu_seqlens, T, n).length; }
   // Columns of sequence n that its tokens use.
   std::int64_t columns(std::int64_t n) const { return slots.by_token() ? length(n) : length(n) > 0 ? 1 : 0; }
   std::int64_t entry(std::int64_t n, std::int64_t column) const {
-    return slots.by_token() ? SlotTable::entry(slots.indices, n, column) : SlotTable::entry(slots.indices, n);
+    return slots.by_token() ? read_index(slots.indices, n, column) : read_index(slots.indices, n);
   }
   static std::string at(std::int64_t n, std::int64_t column) {
     return "sequence " + std::to_string(n) + ", column " + std::to_string(column);
@@ -49,7 +48,7 @@ struct SlotCheck {
     for (std::int64_t i = 0; i < std::max<std::int64_t>(columns(n), 1); ++i)
       if (Status s = in_pool(i); !s) return s;
     if (!slots.accepted) return {};
-    const std::int64_t accepted = SlotTable::entry(slots.accepted, n), S = slots.indices.dim(1);
+    const std::int64_t accepted = read_index(slots.accepted, n), S = slots.indices.dim(1);
     if (accepted < 1 || accepted > S)
       return refused(name.accepted, "sequence " + std::to_string(n) + ": expected 1 to " + std::to_string(S) +
                                         ", the columns of " + name.indices + ", got " + std::to_string(accepted));

@@ -81,7 +81,7 @@ HWY_NOINLINE void delta_forward_task(const DeltaProblem& p, const DeltaForwardPl
   const std::int64_t panels = last - first, panel_size = kp * kBV, state_size = f.panels_per_task * panel_size;
   const std::int64_t v_begin = first * kBV, v_count = std::min(p.V, last * kBV) - v_begin,
                      ldv = f.panels_per_task * kBV;
-  const DeltaProblem::Span s = p.sequence(n);
+  const Sequence s = p.sequence(n);
   const std::int64_t length = s.length * R;
   const float scale = static_cast<float>(p.scale);
   const bool want_o = static_cast<bool>(p.o), before = reads_before_decay(p);

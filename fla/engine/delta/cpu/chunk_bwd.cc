@@ -49,13 +49,13 @@ struct DeltaBackwardPlan {
   bool keep_x = false;
 };
 
-inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads, std::int64_t segment_rows) {
+inline DeltaBackwardPlan delta_backward_plan(const DeltaBackwardProblem& p, int threads, std::int64_t segment_rows) {
   DeltaBackwardPlan b;
   b.segment_rows = segment_rows;
   b.panels = pad_up(p.V, kBV) / kBV;
   b.ldv = b.panels * kBV + kPad;
   const auto segments_of = [&](std::int64_t tokens) { return (tokens * p.R + segment_rows - 1) / segment_rows; };
-  b.segments = std::max<std::int64_t>(1, segments_of(longest_sequence(p)));
+  b.segments = std::max<std::int64_t>(1, segments_of(longest_sequence(p.cu_seqlens, p.T)));
   std::int64_t existing = 0;
   for (std::int64_t n = 0; n < p.N; ++n) existing += segments_of(p.sequence(n).length);
   // Every slot has room for the longest sequence; in a batch of uneven ones all threads together may not need more than
@@ -87,7 +87,7 @@ inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads,
   return b;
 }
 
-inline DeltaBackwardPlan delta_backward_plan(const DeltaProblem& p, int threads) {
+inline DeltaBackwardPlan delta_backward_plan(const DeltaBackwardProblem& p, int threads) {
   const DeltaBackwardPlan one = delta_backward_plan(p, threads, kBackwardBT),
                           two = delta_backward_plan(p, threads, kSegmentRows);
   return one.keep_x && one.group == two.group ? one : two;
@@ -310,7 +310,7 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
 // The gradients of one chunk's rows; D moves to the chunk's entry. states: S_0; x, v: of the chunk; sum_row: its first
 // row in the group sums, which begin with the group's first value head.
 template <DeltaKind kKind, KeyGate kGate>
-HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
+HWY_NOINLINE void delta_backward_chunk(const DeltaBackwardProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
                                        DeltaTiles& t, const DeltaInputs& in, const DeltaGradients& grad,
                                        const Rows& do_, const Rows& o, std::int64_t t0, std::int64_t C,
                                        const float* states, float* D_all, const float* x, const float* v,
@@ -503,7 +503,7 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaProblem& p, const DeltaBackwar
 }
 
 template <DeltaKind kKind, KeyGate kGate>
-HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
+HWY_NOINLINE void delta_backward_task(const DeltaBackwardProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
                                       std::int64_t n, std::int64_t h, std::int64_t heads, double* gate_partial) {
   constexpr std::int64_t BT = kBackwardBT;
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), lt = token_ld(BT), ldv = b.ldv, group = p.group();
@@ -639,7 +639,7 @@ HWY_NOINLINE void delta_backward_task(const DeltaProblem& p, const DeltaBackward
   hwy::FlushStream();
 }
 
-std::size_t delta_backward_bytes(const DeltaProblem& p, const DeltaBackwardPlan& b) {
+std::size_t delta_backward_bytes(const DeltaBackwardProblem& p, const DeltaBackwardPlan& b) {
   Arena arena;
   DeltaBackwardTiles w;
   w.carve(arena, p, b);
@@ -647,7 +647,7 @@ std::size_t delta_backward_bytes(const DeltaProblem& p, const DeltaBackwardPlan&
 }
 
 // The gate's parameter sums come first in the workspace: [N, HV, gate_sums_size].
-std::size_t delta_backward_sums_bytes(const DeltaProblem& p) {
+std::size_t delta_backward_sums_bytes(const DeltaBackwardProblem& p) {
   if (!p.dA_log && !p.ddt_bias) return 0;
   Arena arena;
   arena.take<double>(p.N * p.HV * gate_sums_size(p));
@@ -655,7 +655,7 @@ std::size_t delta_backward_sums_bytes(const DeltaProblem& p) {
 }
 
 template <DeltaKind kKind>
-HWY_INLINE void delta_backward_gate(const DeltaProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
+HWY_INLINE void delta_backward_gate(const DeltaBackwardProblem& p, const DeltaBackwardPlan& b, DeltaBackwardTiles& w,
                                     std::int64_t n, std::int64_t h, std::int64_t heads, double* sums) {
   switch (delta_gate(p)) {
     case KeyGate::None: return delta_backward_task<kKind, KeyGate::None>(p, b, w, n, h, heads, sums);
@@ -664,7 +664,7 @@ HWY_INLINE void delta_backward_gate(const DeltaProblem& p, const DeltaBackwardPl
   }
 }
 
-void delta_backward(const DeltaProblem& p, const DeltaBackwardPlan& b, ThreadPool& pool, std::byte* workspace) {
+void delta_backward(const DeltaBackwardProblem& p, const DeltaBackwardPlan& b, ThreadPool& pool, std::byte* workspace) {
   const std::size_t bytes = delta_backward_bytes(p, b), sums_bytes = delta_backward_sums_bytes(p);
   double* sums = nullptr;
   if (sums_bytes != 0) {
@@ -692,13 +692,13 @@ HWY_EXPORT(delta_backward_bytes);
 HWY_EXPORT(delta_backward_sums_bytes);
 HWY_EXPORT(delta_backward);
 
-std::size_t delta_chunk_backward_workspace(const DeltaProblem& p, int threads) {
+std::size_t delta_chunk_backward_workspace(const DeltaBackwardProblem& p, int threads) {
   const DeltaBackwardPlan b = delta_backward_plan(p, threads);
   return HWY_DYNAMIC_DISPATCH(delta_backward_sums_bytes)(p) +
          HWY_DYNAMIC_DISPATCH(delta_backward_bytes)(p, b) * static_cast<std::size_t>(b.slots);
 }
 
-Status delta_chunk_backward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status delta_chunk_backward(const DeltaBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   if (p.gv || (p.beta && p.beta.ndim > 3)) {
     return {Code::Unsupported, "delta_chunk_backward: gv and beta per channel need the step form"};
   }

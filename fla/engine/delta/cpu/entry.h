@@ -16,14 +16,14 @@ namespace fla::cpu {
 std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, int threads);
 Status delta_chunk_forward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
-std::size_t delta_chunk_backward_workspace(const DeltaProblem& p, int threads);
-Status delta_chunk_backward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t delta_chunk_backward_workspace(const DeltaBackwardProblem& p, int threads);
+Status delta_chunk_backward(const DeltaBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
 std::size_t delta_step_forward_workspace(const DeltaProblem& p, int threads);
 Status delta_step_forward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
 // Without gv and vector beta this is the chunk backward.
-std::size_t delta_step_backward_workspace(const DeltaProblem& p, int threads);
-Status delta_step_backward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t delta_step_backward_workspace(const DeltaBackwardProblem& p, int threads);
+Status delta_step_backward(const DeltaBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
 }  // namespace fla::cpu

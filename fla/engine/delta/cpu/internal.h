@@ -31,7 +31,7 @@ inline bool reads_before_decay(const DeltaProblem& p) {
 }
 
 // Tokens of sequence s, head h, in the order of the recurrence; with R > 1, rows.
-inline Rows delta_rows(const TensorView& x, const DeltaProblem& p, const DeltaProblem::Span& s, std::int64_t h,
+inline Rows delta_rows(const TensorView& x, const DeltaProblem& p, const Sequence& s, std::int64_t h,
                        std::int64_t R = 1) {
   if (!x || s.length == 0) return {};
   const std::int64_t size = static_cast<std::int64_t>(size_of(x.dtype));
@@ -63,7 +63,7 @@ struct DeltaInputs {
 
   DeltaInputs() = default;
   DeltaInputs(const DeltaProblem& x, std::int64_t n, std::int64_t hv) {
-    const DeltaProblem::Span s = x.sequence(n);
+    const Sequence s = x.sequence(n);
     const std::int64_t h = hv / x.group();
     length = s.length * x.R;
     q = delta_rows(x.q, x, s, h);
@@ -97,13 +97,6 @@ struct DeltaInputs {
     }
   }
 };
-
-inline std::int64_t longest_sequence(const DeltaProblem& p) {
-  if (!p.cu_seqlens) return p.T;
-  std::int64_t n = 0;
-  for (std::int64_t i = 0; i < p.N; ++i) n = std::max(n, p.sequence(i).length);
-  return n;
-}
 
 // Value heads that one task interleaves, chunk by chunk, for the reason given at kHeadGroup: as many as leave the
 // threads evenly loaded and the states in L2.

@@ -23,8 +23,8 @@ struct DeltaGradients {
   Rows dq, dk, dv, dbeta, dp, deb, dew, da, db, dw, dg, dgk, dgv;
   bool sums = false;  // dA_log or ddt_bias
 
-  DeltaGradients(const DeltaProblem& x, std::int64_t n, std::int64_t hv) {
-    const DeltaProblem::Span s = x.sequence(n);
+  DeltaGradients(const DeltaBackwardProblem& x, std::int64_t n, std::int64_t hv) {
+    const Sequence s = x.sequence(n);
     const std::int64_t h = hv / x.group();
     dq = delta_rows(x.dq, x, s, h);
     dk = delta_rows(x.dk, x, s, h, x.R);
@@ -89,9 +89,10 @@ inline HWY_NOINLINE float sum_of_row(const float* x, std::int64_t n) {
 // One row's part of the group sums. dn, ds, ds1: gradients of n, s, s1. k, p, eb: the rows of load_chunk. scratch:
 // [pad_up(K)]. Returns <gradient of n, -r>, the erase side's part of dbeta.
 template <DeltaKind kKind>
-HWY_NOINLINE float add_group_row(const DeltaProblem& x, const DeltaGradients& grad, const GroupSums& sums, bool begin,
-                                 std::int64_t row, std::int64_t token, float beta, const float* k, const float* p,
-                                 const float* eb, const float* dn, const float* ds, const float* ds1, float* scratch) {
+HWY_NOINLINE float add_group_row(const DeltaBackwardProblem& x, const DeltaGradients& grad, const GroupSums& sums,
+                                 bool begin, std::int64_t row, std::int64_t token, float beta, const float* k,
+                                 const float* p, const float* eb, const float* dn, const float* ds, const float* ds1,
+                                 float* scratch) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), kp = pad_up(x.K), at = row * kp;
   if constexpr (kKind == DeltaKind::General) {
@@ -145,10 +146,10 @@ inline HWY_NOINLINE void normalize_backward(float* dy, const float* y, float r, 
 
 // Rows [row, row + C) of the finished group sums, which are the sequence's rows from t0 on; q, k, p, rq, rk, rp: of
 // load_chunk.
-inline HWY_NOINLINE void store_group_rows(const DeltaProblem& x, const DeltaGradients& grad, const GroupSums& sums,
-                                          std::int64_t row, std::int64_t t0, std::int64_t C, const float* q,
-                                          const float* k, const float* p, const float* rq, const float* rk,
-                                          const float* rp) {
+inline HWY_NOINLINE void store_group_rows(const DeltaBackwardProblem& x, const DeltaGradients& grad,
+                                          const GroupSums& sums, std::int64_t row, std::int64_t t0, std::int64_t C,
+                                          const float* q, const float* k, const float* p, const float* rq,
+                                          const float* rk, const float* rp) {
   const std::int64_t K = x.K, kp = pad_up(K), at = row * kp;
   if (grad.dq) {
     for (std::int64_t i = 0; x.normalize_q && i < C; ++i) {
@@ -260,29 +261,19 @@ HWY_AFTER_NAMESPACE();
 #define FLA_OPS_COMMON_DELTA_CPU_ROWS_ONCE
 namespace fla::cpu {
 
-inline void store_double(const TensorView& x, std::byte* at, double value) {
-  switch (x.dtype) {
-    case DType::F32: *reinterpret_cast<float*>(at) = static_cast<float>(value); return;
-    case DType::F64: *reinterpret_cast<double*>(at) = value; return;
-    case DType::BF16: *reinterpret_cast<bf16*>(at) = to_bf16(static_cast<float>(value)); return;
-    case DType::F16: *reinterpret_cast<f16*>(at) = to_f16(static_cast<float>(value)); return;
-    default: return;
-  }
-}
-
-inline void store_gate_sums(const DeltaProblem& p, const double* partial, std::int64_t size) {
+inline void store_gate_sums(const DeltaBackwardProblem& p, const double* partial, std::int64_t size) {
   const auto total = [&](std::int64_t hv, std::int64_t i) {
     double sum = 0.0;
     for (std::int64_t n = 0; n < p.N; ++n) sum += partial[(n * p.HV + hv) * size + i];
     return sum;
   };
   for (std::int64_t hv = 0; hv < p.HV; ++hv) {
-    if (p.dA_log) store_double(p.dA_log, p.dA_log.at(hv), total(hv, 0));
+    if (p.dA_log) store_element(p.dA_log.at(hv), p.dA_log.dtype, total(hv, 0));
     if (!p.ddt_bias) continue;
     if (p.g) {
-      store_double(p.ddt_bias, p.ddt_bias.at(hv), total(hv, 1));
+      store_element(p.ddt_bias.at(hv), p.ddt_bias.dtype, total(hv, 1));
     } else {
-      for (std::int64_t c = 0; c < p.K; ++c) store_double(p.ddt_bias, p.ddt_bias.at(hv, c), total(hv, 1 + c));
+      for (std::int64_t c = 0; c < p.K; ++c) store_element(p.ddt_bias.at(hv, c), p.ddt_bias.dtype, total(hv, 1 + c));
     }
   }
 }

@@ -39,11 +39,11 @@ inline std::int64_t delta_step_split(const DeltaProblem& p, int threads) {
 inline std::int64_t delta_step_slots(const DeltaProblem& p, int threads) {
   return std::max<std::int64_t>(1, std::min<std::int64_t>(threads, p.N * p.HV * delta_step_split(p, threads)));
 }
-inline std::int64_t delta_step_backward_slots(const DeltaProblem& p, int threads) {
+inline std::int64_t delta_step_backward_slots(const DeltaBackwardProblem& p, int threads) {
   return std::max<std::int64_t>(1, std::min<std::int64_t>(threads, p.N * p.H));
 }
 inline std::int64_t delta_step_segments(const DeltaProblem& p) {
-  return std::max<std::int64_t>(1, (longest_sequence(p) * p.R + kStepRows - 1) / kStepRows);
+  return std::max<std::int64_t>(1, (longest_sequence(p.cu_seqlens, p.T) * p.R + kStepRows - 1) / kStepRows);
 }
 inline bool needs_step(const DeltaProblem& p) { return p.gv || (p.beta && p.beta.ndim > 3); }
 
@@ -284,7 +284,7 @@ HWY_NOINLINE void delta_step_task(const DeltaProblem& p, DeltaStepTiles& w, std:
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t K = p.K, R = p.R, kp = pad_up(K);
-  const DeltaProblem::Span s = p.sequence(n);
+  const Sequence s = p.sequence(n);
   const DeltaInputs in(p, n, hv);
   const Rows o = delta_rows(p.o, p, s, hv), gv = delta_rows(p.gv, p, s, hv);
   const StateRows states(p, n, hv);
@@ -479,7 +479,7 @@ void solve_any(const DeltaProblem& p, const DeltaInputs& in, const Rows& gv, con
   solve_step<kKind, false>(p, in, gv, front, before, t, i, v0, width, w, z, x, v);
 }
 
-HWY_NOINLINE void delta_step_backward_task(const DeltaProblem& p, DeltaStepBackwardTiles& w, std::int64_t n,
+HWY_NOINLINE void delta_step_backward_task(const DeltaBackwardProblem& p, DeltaStepBackwardTiles& w, std::int64_t n,
                                            std::int64_t h, double* gate_partial) {
   const bool general = delta_kind(p) == DeltaKind::General, value = static_cast<bool>(p.gv);
   const KeyGate gate_kind = delta_gate(p);
@@ -488,7 +488,7 @@ HWY_NOINLINE void delta_step_backward_task(const DeltaProblem& p, DeltaStepBackw
   const std::int64_t K = p.K, V = p.V, R = p.R, kp = pad_up(K), group = p.group(), panels = delta_step_panels(p);
   const std::int64_t panel_size = kp * kBV, state_size = panels * panel_size,
                      head_size = delta_step_segments(p) * state_size;
-  const DeltaProblem::Span span = p.sequence(n);
+  const Sequence span = p.sequence(n);
   const std::int64_t length = span.length * R, segments = (length + kStepRows - 1) / kStepRows;
   const bool before = reads_before_decay(p);
   const float scale = static_cast<float>(p.scale);
@@ -678,21 +678,21 @@ HWY_NOINLINE void delta_step_backward_task(const DeltaProblem& p, DeltaStepBackw
   hwy::FlushStream();
 }
 
-std::size_t delta_step_backward_bytes(const DeltaProblem& p) {
+std::size_t delta_step_backward_bytes(const DeltaBackwardProblem& p) {
   Arena arena;
   DeltaStepBackwardTiles w;
   w.carve(arena, p);
   return arena.bytes();
 }
 
-std::size_t delta_step_sums_bytes(const DeltaProblem& p) {
+std::size_t delta_step_sums_bytes(const DeltaBackwardProblem& p) {
   if (!p.dA_log && !p.ddt_bias) return 0;
   Arena arena;
   arena.take<double>(p.N * p.HV * gate_sums_size(p));
   return arena.bytes();
 }
 
-void delta_step_backward_all(const DeltaProblem& p, ThreadPool& pool, std::byte* workspace) {
+void delta_step_backward_all(const DeltaBackwardProblem& p, ThreadPool& pool, std::byte* workspace) {
   const std::size_t bytes = delta_step_backward_bytes(p), sums_bytes = delta_step_sums_bytes(p);
   double* sums = nullptr;
   if (sums_bytes != 0) {
@@ -738,14 +738,14 @@ Status delta_step_forward(const DeltaProblem& p, ThreadPool& pool, std::span<std
   return {};
 }
 
-std::size_t delta_step_backward_workspace(const DeltaProblem& p, int threads) {
+std::size_t delta_step_backward_workspace(const DeltaBackwardProblem& p, int threads) {
   if (!needs_step(p)) return delta_chunk_backward_workspace(p, threads);
   return HWY_DYNAMIC_DISPATCH(delta_step_sums_bytes)(p) +
          HWY_DYNAMIC_DISPATCH(delta_step_backward_bytes)(p) *
              static_cast<std::size_t>(delta_step_backward_slots(p, threads));
 }
 
-Status delta_step_backward(const DeltaProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status delta_step_backward(const DeltaBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   if (!needs_step(p)) return delta_chunk_backward(p, pool, workspace);
   if (const char* why = delta_refusal(p)) return {Code::Unsupported, std::string("delta_step_backward: ") + why};
   if (p.H == 0) return {};

@@ -46,33 +46,25 @@ template <int KP, bool CHANNEL>
 inline constexpr int kScalars = CHANNEL ? kBT + KP : 5 * kBT;
 
 struct Chunk {
-  Span s;
+  Sequence s;
   std::int64_t t0;  // first token in the sequence
   int rows;         // may be 0
 };
 
 // Number of a sequence's first piece of `tokens` tokens, and the sequence that a piece belongs to.
-FLA_DEVICE std::int64_t first_slot(const DeltaArgs& p, const Span& s, std::int64_t n, std::int64_t tokens = kBT) {
+FLA_DEVICE std::int64_t first_slot(const DeltaArgs& p, const Sequence& s, std::int64_t n, std::int64_t tokens = kBT) {
   return p.cu_seqlens.present() ? s.begin / tokens + n : n * ((p.T + tokens - 1) / tokens);
 }
 FLA_DEVICE std::int64_t sequence_of(const DeltaArgs& p, std::int64_t slot, std::int64_t tokens) {
   if (!p.cu_seqlens.present()) return slot / ((p.T + tokens - 1) / tokens);
-  std::int64_t n = 0, above = p.N;  // first_slot is strictly increasing
-  while (above - n > 1) {
-    const std::int64_t middle = (n + above) / 2;
-    if (boundary(p, middle) / tokens + middle <= slot) {
-      n = middle;
-    } else {
-      above = middle;
-    }
-  }
-  return n;
+  return find_sequence(p.cu_seqlens.view, p.cu_seqlens.type, p.N, slot,
+                       [tokens](std::int64_t n, std::int64_t begin) { return begin / tokens + n; });
 }
 
 template <typename T>
 FLA_DEVICE Chunk find_chunk(const DeltaArgs& p, const DeltaChunkSpace<T>& w, std::int64_t slot) {
   const std::int64_t n = w.round > 0 ? slot / w.round : sequence_of(p, slot, kBT);
-  const Span s = sequence(p, n);
+  const Sequence s = sequence(p, n);
   const std::int64_t t0 = (w.round > 0 ? w.first + slot % w.round : slot - first_slot(p, s, n)) * kBT,
                      left = s.length - t0;
   return {s, t0, left <= 0 ? 0 : left < kBT ? static_cast<int>(left) : kBT};
@@ -133,7 +125,7 @@ FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w,
     return g;
   }
   if (w.segment == 0) {
-    const Span s = sequence(p, number);
+    const Sequence s = sequence(p, number);
     return {number,
             s.row,
             s.begin,
@@ -146,7 +138,7 @@ FLA_DEVICE Segment find_segment(const DeltaArgs& p, const DeltaChunkSpace<T>& w,
   }
   const std::int64_t tokens = w.segment * kBT;
   g.n = sequence_of(p, number, tokens);
-  const Span s = sequence(p, g.n);
+  const Sequence s = sequence(p, g.n);
   g.before = (number - first_slot(p, s, g.n, tokens)) * w.segment;
   const std::int64_t left = s.length - g.before * kBT;
   g.row = s.row;
@@ -360,8 +352,8 @@ FLA_DEVICE void store_state_tile(T* states, std::int64_t item, int value_tiles, 
 // ---- host
 
 template <typename T>
-std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool backward, std::byte* base,
-                              DeltaChunkSpace<T>& w) {
+std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, const DeltaBackwardProblem* backward,
+                              std::byte* base, DeltaChunkSpace<T>& w) {
   const auto items = static_cast<std::size_t>(delta_chunk_places(p, plan) * p.HV);
   const auto width = static_cast<std::size_t>(plan.width), values = static_cast<std::size_t>(plan.parts * plan.columns);
   std::size_t bytes = 0;
@@ -375,12 +367,13 @@ std::size_t carve_chunk_space(const DeltaProblem& p, const DeltaPlan& plan, bool
   take(w.q, key);
   take(w.a, key);
   take(w.k, key);
-  const std::size_t kept = backward ? items : 0;
+  const std::size_t kept = backward != nullptr ? items : 0;
   take(w.states, kept * values * width);
   take(w.adjoints, kept * values * width);
   take(w.e, kept * kBT * values);
   take(w.dvbar, kept * kBT * values);
-  take(w.partials, p.dA_log || p.ddt_bias ? kept * static_cast<std::size_t>(1 + (p.gk ? p.K : 1)) : 0);
+  const bool parameters = backward != nullptr && (backward->dA_log || backward->ddt_bias);
+  take(w.partials, parameters ? kept * static_cast<std::size_t>(1 + (p.gk ? p.K : 1)) : 0);
   w.value_tiles = static_cast<int>(values / 16);
   const auto segments = plan.segments > 1 ? static_cast<std::size_t>(delta_segment_slots(p, plan.segment) * p.HV) : 0;
   take(w.transfers, segments * width * width);

@@ -24,7 +24,7 @@ namespace fla::cuda {
 
 template <typename T, int KP, int TILES, bool CHANNEL>
 FLA_KERNEL((ChunkLayout<KP, TILES, CHANNEL>::kThreads), (ChunkLayout<KP, TILES, CHANNEL>::kBlocks))
-delta_reverse_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
+delta_reverse_kernel(const DeltaBackwardArgs p, const DeltaChunkSpace<T> w, int stages) {
   using L = ChunkLayout<KP, TILES, CHANNEL>;
   constexpr int kKeys = L::kKeys;
   const int parts = (p.V + L::kColumns - 1) / L::kColumns;
@@ -204,8 +204,8 @@ delta_reverse_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) 
 // ---- host
 
 template <typename T, int KP, bool CHANNEL>
-Status launch_reverse(const DeltaArgs& a, const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w,
-                      Stream stream) {
+Status launch_reverse(const DeltaBackwardArgs& a, const DeltaBackwardProblem& p, const DeltaPlan& plan,
+                      const DeltaChunkSpace<T>& w, Stream stream) {
   using L = ChunkLayout<KP, 1, CHANNEL>;
   return launch<delta_reverse_kernel<T, KP, 1, CHANNEL>>(
       {.name = "delta_reverse_kernel",
@@ -216,11 +216,12 @@ Status launch_reverse(const DeltaArgs& a, const DeltaProblem& p, const DeltaPlan
 }
 
 template <typename T, bool CHANNEL>
-Status launch_backward(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream) {
+Status launch_backward(const DeltaBackwardProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w,
+                       Stream stream) {
   DeltaProblem forward = p;
   forward.o = forward.ht = forward.h = {};
   if (const Status s = launch_chunk<T>(forward, plan, w, stream); !s) return s;
-  const DeltaArgs a = delta_args(p);
+  const DeltaBackwardArgs a = delta_args(p);
   const Status s = plan.width == 64    ? launch_reverse<T, 64, CHANNEL>(a, p, plan, w, stream)
                    : plan.width == 128 ? launch_reverse<T, 128, CHANNEL>(a, p, plan, w, stream)
                                        : launch_reverse<T, 256, CHANNEL>(a, p, plan, w, stream);
@@ -229,16 +230,16 @@ Status launch_backward(const DeltaProblem& p, const DeltaPlan& plan, const Delta
 }
 
 template <typename T>
-std::size_t delta_chunk_backward_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
+std::size_t delta_chunk_backward_workspace(const DeltaBackwardProblem& p, const DeltaPlan& plan) {
   DeltaChunkSpace<T> w;
-  return carve_chunk_space<T>(p, plan, true, nullptr, w);
+  return carve_chunk_space<T>(p, plan, &p, nullptr, w);
 }
 
 template <typename T>
-Status delta_chunk_backward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream,
+Status delta_chunk_backward(const DeltaBackwardProblem& p, const DeltaPlan& plan, Stream stream,
                             std::span<std::byte> workspace) {
   DeltaChunkSpace<T> w;
-  carve_chunk_space<T>(p, plan, true, workspace.data(), w);
+  carve_chunk_space<T>(p, plan, &p, workspace.data(), w);
   const Status s = p.gk ? launch_backward<T, true>(p, plan, w, stream) : launch_backward<T, false>(p, plan, w, stream);
   if (!s || (!p.dA_log && !p.ddt_bias)) return s;
   return delta_parameter_gradients(p, w.partials, delta_chunk_slots(p), stream);

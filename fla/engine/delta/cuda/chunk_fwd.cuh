@@ -796,7 +796,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
 template <typename T>
 std::size_t delta_chunk_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
   DeltaChunkSpace<T> w;
-  return carve_chunk_space<T>(p, plan, false, nullptr, w);
+  return carve_chunk_space<T>(p, plan, nullptr, nullptr, w);
 }
 
 // What follows the prologue, with blocks of 32 TILES value channels.
@@ -885,7 +885,7 @@ template <typename T>
 Status delta_chunk_forward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream,
                            std::span<std::byte> workspace) {
   DeltaChunkSpace<T> w;
-  carve_chunk_space<T>(p, plan, false, workspace.data(), w);
+  carve_chunk_space<T>(p, plan, nullptr, workspace.data(), w);
   return launch_chunk<T>(p, plan, w, stream);
 }
 

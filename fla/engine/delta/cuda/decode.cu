@@ -236,7 +236,7 @@ Status launch_decode(const DeltaProblem& p, Stream stream) {
 bool delta_decode_serves(const DeltaProblem& p) {
   if (p.T < 1 || p.T > kMostTokens || p.cu_seqlens || p.reverse || p.gv || p.h || (!p.h0 && !p.ht)) return false;
   const DType type = p.h0 ? p.h0.dtype : p.ht.dtype;
-  for (const TensorView* t : {&p.h0, &p.ht, &p.slots.steps}) {
+  for (const TensorView* t : {&p.h0, &p.ht, &p.slots().steps}) {
     if (*t && (t->dtype != type || !vectorizable(*t))) return false;
   }
   return p.V * static_cast<std::int64_t>(size_of(type)) % 16 == 0;

@@ -39,9 +39,10 @@ std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& dev
 Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace);
 
 // Why the engine has no backward for the problem; empty where it has.
-std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& device);
-DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device);
-std::size_t delta_backward_workspace(const DeltaProblem& p, const DeviceInfo& device);
-Status delta_backward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace);
+std::string delta_backward_refusal(const DeltaBackwardProblem& p, const DeviceInfo& device);
+DeltaPlan delta_backward_plan(const DeltaBackwardProblem& p, const DeviceInfo& device);
+std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, const DeviceInfo& device);
+Status delta_backward(const DeltaBackwardProblem& p, const DeviceInfo& device, Stream stream,
+                      std::span<std::byte> workspace);
 
 }  // namespace fla::cuda

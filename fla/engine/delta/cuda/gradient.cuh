@@ -99,7 +99,7 @@ template <typename T, int KP, bool CHANNEL>
 FLA_KERNEL(2 * KP, KP == 256              ? 1
                    : KP == 64 && !CHANNEL ? 3
                                           : 2)
-delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
+delta_gradient_kernel(const DeltaBackwardArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kWarps = KP / 16, kThreads = 32 * kWarps, kTasks = (6 + kWarps - 1) / kWarps;
   const int group = p.HV / p.H, value_tiles = w.value_tiles;
   using L = GradientLayout<KP>;
@@ -734,7 +734,7 @@ delta_gradient_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
 // ---- host
 
 template <typename T>
-std::int64_t delta_gradient_bytes(const DeltaProblem& p, const DeltaPlan& plan) {
+std::int64_t delta_gradient_bytes(const DeltaBackwardProblem& p, const DeltaPlan& plan) {
   const int value_tiles = static_cast<int>(plan.parts * plan.columns / 16);
   const bool group = p.HV > p.H;
   return plan.width == 64    ? GradientLayout<64>(value_tiles, group).bytes
@@ -743,7 +743,7 @@ std::int64_t delta_gradient_bytes(const DeltaProblem& p, const DeltaPlan& plan) 
 }
 
 template <typename T, int KP, bool CHANNEL>
-Status launch_gradient_kernel(const DeltaProblem& p, const DeltaChunkSpace<T>& w, Stream stream) {
+Status launch_gradient_kernel(const DeltaBackwardProblem& p, const DeltaChunkSpace<T>& w, Stream stream) {
   return launch<delta_gradient_kernel<T, KP, CHANNEL>>(
       {.name = "delta_gradient_kernel",
        .grid = {delta_chunk_slots(p) * p.H},
@@ -753,7 +753,8 @@ Status launch_gradient_kernel(const DeltaProblem& p, const DeltaChunkSpace<T>& w
 }
 
 template <typename T>
-Status launch_gradient(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream) {
+Status launch_gradient(const DeltaBackwardProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w,
+                       Stream stream) {
   if (plan.width == 64) {
     return p.gk ? launch_gradient_kernel<T, 64, true>(p, w, stream)
                 : launch_gradient_kernel<T, 64, false>(p, w, stream);

@@ -13,8 +13,8 @@ Status delta_token_forward(const DeltaProblem& p, Stream stream);
 // At most 8 tokens on states that can be moved 16 bytes at a time.
 bool delta_decode_serves(const DeltaProblem& p);
 Status delta_decode_forward(const DeltaProblem& p, Stream stream);
-std::size_t delta_token_backward_workspace(const DeltaProblem& p);
-Status delta_token_backward(const DeltaProblem& p, Stream stream, std::span<std::byte> workspace);
+std::size_t delta_token_backward_workspace(const DeltaBackwardProblem& p);
+Status delta_token_backward(const DeltaBackwardProblem& p, Stream stream, std::span<std::byte> workspace);
 
 // Tokens of a chunk of the tensor-core kernels; value channels of a block, and of one for so many key channels.
 inline constexpr std::int64_t kDeltaBT = 32, kDeltaColumns = 32, kDeltaWide = 64, kDeltaWideKeys = 128;
@@ -62,11 +62,11 @@ template <typename T>
 Status delta_chunk_forward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream, std::span<std::byte> workspace);
 // Shared memory of a block of the kernel that forms the gradients.
 template <typename T>
-std::int64_t delta_gradient_bytes(const DeltaProblem& p, const DeltaPlan& plan);
+std::int64_t delta_gradient_bytes(const DeltaBackwardProblem& p, const DeltaPlan& plan);
 template <typename T>
-std::size_t delta_chunk_backward_workspace(const DeltaProblem& p, const DeltaPlan& plan);
+std::size_t delta_chunk_backward_workspace(const DeltaBackwardProblem& p, const DeltaPlan& plan);
 template <typename T>
-Status delta_chunk_backward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream,
+Status delta_chunk_backward(const DeltaBackwardProblem& p, const DeltaPlan& plan, Stream stream,
                             std::span<std::byte> workspace);
 
 struct DeltaArgs;
@@ -77,9 +77,11 @@ template <typename T>
 Status launch_chunk(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
 // What of the backward is parallel over chunks, after the states, adjoints, E and dVbar are there.
 template <typename T>
-Status launch_gradient(const DeltaProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w, Stream stream);
+Status launch_gradient(const DeltaBackwardProblem& p, const DeltaPlan& plan, const DeltaChunkSpace<T>& w,
+                       Stream stream);
 
 // dA_log and ddt_bias from sums over the slots' chunks: [slots, HV, 1 + C], C = 1 for a gate per head, else K.
-Status delta_parameter_gradients(const DeltaProblem& p, const float* partials, std::int64_t slots, Stream stream);
+Status delta_parameter_gradients(const DeltaBackwardProblem& p, const float* partials, std::int64_t slots,
+                                 Stream stream);
 
 }  // namespace fla::cuda

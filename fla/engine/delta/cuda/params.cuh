@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "fla/engine/delta/problem.h"
+#include "fla/kernels/cuda/sequences.cuh"
 #include "fla/kernels/cuda/toolbox.cuh"
 
 namespace fla::cuda {
@@ -32,8 +33,7 @@ inline TypedView typed(const TensorView& t) { return {view(t), t.dtype}; }
 
 struct DeltaArgs {
   TypedView q, k, v, beta, g, gk, gv, A_log, dt_bias, h0, o, ht, h, cu_seqlens;
-  TypedView slot_indices, accepted, steps;                           // the SlotTable
-  TypedView do_, dht, dq, dk, dv, dbeta, dg, dA_log, ddt_bias, dh0;  // dg: of g, or of gk where g is absent
+  TypedView slot_indices, accepted, steps;  // the SlotTable
   std::int64_t T = 0, N = 0, h_chunk = 64;
   int H = 0, HV = 0, K = 0, V = 0;
   float scale = 1.0F, beta_sigmoid = 0.0F, lower_bound = 0.0F;
@@ -41,6 +41,9 @@ struct DeltaArgs {
   bool gate_of_g = false;  // else of gk
   bool normalize_q = false, normalize_k = false, reverse = false, decayed = false, beta_per_value = false;
   bool slots_by_token = false;
+};
+struct DeltaBackwardArgs : DeltaArgs {
+  TypedView do_, dht, dq, dk, dv, dbeta, dg, dA_log, ddt_bias, dh0;  // dg: of g, or of gk where g is absent
 };
 
 // Fills what the host knows; for kernels.
@@ -60,20 +63,10 @@ inline DeltaArgs delta_args(const DeltaProblem& p) {
   a.ht = typed(p.ht);
   a.h = typed(p.h);
   a.cu_seqlens = typed(p.cu_seqlens);
-  a.slot_indices = typed(p.slots.indices);
-  a.slots_by_token = p.slots.by_token();
-  a.accepted = typed(p.slots.accepted);
-  a.steps = typed(p.slots.steps);
-  a.do_ = typed(p.do_);
-  a.dht = typed(p.dht);
-  a.dq = typed(p.dq);
-  a.dk = typed(p.dk);
-  a.dv = typed(p.dv);
-  a.dbeta = typed(p.dbeta);
-  a.dg = typed(p.g ? p.dg : p.dgk);
-  a.dA_log = typed(p.dA_log);
-  a.ddt_bias = typed(p.ddt_bias);
-  a.dh0 = typed(p.dh0);
+  a.slot_indices = typed(p.slots().indices);
+  a.slots_by_token = p.slots().by_token();
+  a.accepted = typed(p.slots().accepted);
+  a.steps = typed(p.slots().steps);
   a.T = p.T;
   a.N = p.N;
   a.h_chunk = p.h_chunk;
@@ -91,6 +84,21 @@ inline DeltaArgs delta_args(const DeltaProblem& p) {
   a.reverse = p.reverse;
   a.decayed = p.erase == Erase::Decayed;
   a.beta_per_value = p.beta.ndim == 4;
+  return a;
+}
+
+inline DeltaBackwardArgs delta_args(const DeltaBackwardProblem& p) {
+  DeltaBackwardArgs a{delta_args(static_cast<const DeltaProblem&>(p)), {}, {}, {}, {}, {}, {}, {}, {}, {}, {}};
+  a.do_ = typed(p.do_);
+  a.dht = typed(p.dht);
+  a.dq = typed(p.dq);
+  a.dk = typed(p.dk);
+  a.dv = typed(p.dv);
+  a.dbeta = typed(p.dbeta);
+  a.dg = typed(p.g ? p.dg : p.dgk);
+  a.dA_log = typed(p.dA_log);
+  a.ddt_bias = typed(p.ddt_bias);
+  a.dh0 = typed(p.dh0);
   return a;
 }
 
@@ -117,15 +125,10 @@ FLA_DEVICE void store_elements(T* p, const EightElements& x) {
   store_global<4>(reinterpret_cast<std::uint32_t*>(p), x);
 }
 
-// Tokens of a sequence: row of the batch, first token, count.
-struct Span {
-  std::int64_t row, begin, length;
-};
-
 FLA_DEVICE std::int64_t boundary(const DeltaArgs& p, std::int64_t i) {
-  return load_index(p.cu_seqlens.view.data, p.cu_seqlens.type, i * p.cu_seqlens.view.stride[0]);
+  return boundary_at(p.cu_seqlens.view, p.cu_seqlens.type, i);
 }
-FLA_DEVICE Span sequence(const DeltaArgs& p, std::int64_t n) {
+FLA_DEVICE Sequence sequence(const DeltaArgs& p, std::int64_t n) {
   if (!p.cu_seqlens.present()) return {n, 0, p.T};
   const std::int64_t begin = boundary(p, n);
   return {0, begin, boundary(p, n + 1) - begin};

@@ -29,7 +29,7 @@ std::string chunk_refusal(const DeltaProblem& p) {
   if (p.K % 8 != 0) return "K: needs a multiple of 8, got " + std::to_string(p.K);
   if (p.V % 8 != 0) return "V: needs a multiple of 8, got " + std::to_string(p.V);
   if (p.reverse) return "reverse: needs tokens in their order";
-  if (p.slots.indices || p.slots.steps) return "slots: need the token kernel";
+  if (p.slots().indices || p.slots().steps) return "slots: need the token kernel";
   if (!p.cu_seqlens && p.T <= kDecodeTokens) return "T: needs more than 8 tokens, got " + std::to_string(p.T);
   if (p.gv) return "gv: needs the token kernel";
   if (p.beta.ndim == 4) return "beta: needs [B, T, HV]";
@@ -46,7 +46,7 @@ std::string chunk_refusal(const DeltaProblem& p) {
 }
 
 // Why the chunk kernels cannot form the gradients.
-std::string chunk_backward_refusal(const DeltaProblem& p) {
+std::string chunk_backward_refusal(const DeltaBackwardProblem& p) {
   if (std::string why = chunk_refusal(p); !why.empty()) return why;
   if (p.q.dtype != DType::BF16) return std::string("q: needs BF16, got ") + name_of(p.q.dtype);
   if (!p.do_) return "do: needs to be given";
@@ -85,7 +85,8 @@ delta_parameter_kernel(const float* partials, std::int64_t slots, int HV, int en
 
 }  // namespace
 
-Status delta_parameter_gradients(const DeltaProblem& p, const float* partials, std::int64_t slots, Stream stream) {
+Status delta_parameter_gradients(const DeltaBackwardProblem& p, const float* partials, std::int64_t slots,
+                                 Stream stream) {
   const std::int64_t entries = 1 + (p.g ? 1 : p.K);
   if (p.T == 0) slots = 0;  // kernels take gates without elements for absent ones, and leave no sums per channel
   return launch<delta_parameter_kernel>(
@@ -292,16 +293,16 @@ Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream str
                                   : delta_chunk_forward<f16>(p, plan, stream, aligned(workspace));
 }
 
-std::string delta_backward_refusal(const DeltaProblem& p, const DeviceInfo& device) {
+std::string delta_backward_refusal(const DeltaBackwardProblem& p, const DeviceInfo& device) {
   if (std::string why = delta_refusal(p, device); !why.empty()) return why;
-  if (p.slots.indices || p.slots.steps) return "slots: have no gradient";
+  if (p.slots().indices || p.slots().steps) return "slots: have no gradient";
   if (p.gv) return "gv: has no gradient";
   if (p.g && p.gk) return "gk: has no gradient beside g";
   if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: has a gradient only where the decayed state is read";
   return {};
 }
 
-DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+DeltaPlan delta_backward_plan(const DeltaBackwardProblem& p, const DeviceInfo& device) {
   DeltaPlan plan = delta_chunk_plan(p, device, kDeltaColumns, 0);
   if (std::string why = chunk_backward_refusal(p); !why.empty()) plan.why_token = std::move(why);
   const std::int64_t bytes = plan.why_token.empty() ? delta_gradient_bytes<bf16>(p, plan) : 0;
@@ -311,13 +312,14 @@ DeltaPlan delta_backward_plan(const DeltaProblem& p, const DeviceInfo& device) {
   return plan;
 }
 
-std::size_t delta_backward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
+std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, const DeviceInfo& device) {
   const DeltaPlan plan = delta_backward_plan(p, device);
   return anywhere(plan.kernel == DeltaKernel::Token ? delta_token_backward_workspace(p)
                                                     : delta_chunk_backward_workspace<bf16>(p, plan));
 }
 
-Status delta_backward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
+Status delta_backward(const DeltaBackwardProblem& p, const DeviceInfo& device, Stream stream,
+                      std::span<std::byte> workspace) {
   if (std::string why = delta_backward_refusal(p, device); !why.empty()) {
     return {Code::Unsupported, "delta_backward: " + why};
   }

@@ -58,7 +58,7 @@ delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   wait_for_previous();
   const int tiles = (p.V + 15) / 16, tile = block_x() % tiles, hv = block_x() / tiles % p.HV;
   const std::int64_t n = block_x() / tiles / p.HV, tokens = w.segment * kBT;
-  const Span s = sequence(p, n);
+  const Sequence s = sequence(p, n);
   const std::int64_t segments = (s.length + tokens - 1) / tokens, slot = first_slot(p, s, n, tokens);
   if (segments < 3) return;
 

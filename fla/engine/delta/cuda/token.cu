@@ -207,7 +207,7 @@ delta_token_kernel(const DeltaArgs p, const TokenStates states, float* z) {
   const int warps = block_threads() / 32, columns = warps * Shape::kColumns, parts = (p.V + columns - 1) / columns;
   const int part = block_x() % parts, hv = block_x() / parts % p.HV, hk = hv / (p.HV / p.H);
   const std::int64_t n = block_x() / parts / p.HV;
-  const Span s = sequence(p, n);
+  const Sequence s = sequence(p, n);
   const StateTile<KP> own{lane_id() / Shape::kLanes, 4 * (lane_id() / Shape::kLanes),
                           part * columns + warp_id() * Shape::kColumns + 4 * (lane_id() % Shape::kLanes)};
   const int local = own.column - part * columns;
@@ -366,7 +366,7 @@ Status launch_token(const DeltaProblem& p, const TokenStates& states, float* z, 
 }  // namespace
 
 Status launch_token_forward(const DeltaProblem& p, const TokenKept& kept, Stream stream) {
-  TokenStates states{state_place(p.h0), state_place(p.ht), state_place(p.h), state_place(p.slots.steps), {}};
+  TokenStates states{state_place(p.h0), state_place(p.ht), state_place(p.h), state_place(p.slots().steps), {}};
   if (kept.states != nullptr) {
     states.kept = state_place(TensorView(kept.states, {kept_places(p), p.HV, p.K, p.V}));
   }

@@ -20,7 +20,7 @@ struct TokenKept {
 inline std::int64_t kept_places(const DeltaProblem& p) {
   return p.cu_seqlens ? p.T / kKeptTokens + 2 * p.N : p.N * ((p.T + kKeptTokens - 1) / kKeptTokens + 1);
 }
-FLA_DEVICE std::int64_t first_kept(const DeltaArgs& p, const Span& s, std::int64_t n) {
+FLA_DEVICE std::int64_t first_kept(const DeltaArgs& p, const Sequence& s, std::int64_t n) {
   return p.cu_seqlens.present() ? s.begin / kKeptTokens + 2 * n : n * ((p.T + kKeptTokens - 1) / kKeptTokens + 1);
 }
 Status launch_token_forward(const DeltaProblem& p, const TokenKept& kept, Stream stream);
@@ -45,7 +45,7 @@ FLA_DEVICE TokenBlock token_block(const DeltaArgs& p) {
   return b;
 }
 
-FLA_DEVICE std::int64_t token_at(const DeltaArgs& p, const Span& s, std::int64_t t) {
+FLA_DEVICE std::int64_t token_at(const DeltaArgs& p, const Sequence& s, std::int64_t t) {
   return s.begin + (p.reverse ? s.length - 1 - t : t);
 }
 

@@ -26,27 +26,17 @@ struct TokenSpace {
 
 // Segment of a place; `rows` is 0 where there is none.
 struct Segment {
-  Span s;
+  Sequence s;
   std::int64_t t0;
   int rows;
 };
 FLA_DEVICE Segment find_segment(const DeltaArgs& p, std::int64_t place) {
-  std::int64_t n;
-  if (p.cu_seqlens.present()) {
-    std::int64_t above = p.N;
-    n = 0;
-    while (above - n > 1) {
-      const std::int64_t middle = (n + above) / 2;
-      if (boundary(p, middle) / kKeptTokens + 2 * middle <= place) {
-        n = middle;
-      } else {
-        above = middle;
-      }
-    }
-  } else {
-    n = place / ((p.T + kKeptTokens - 1) / kKeptTokens + 1);
-  }
-  const Span s = sequence(p, n);
+  const std::int64_t n =
+      p.cu_seqlens.present()
+          ? find_sequence(p.cu_seqlens.view, p.cu_seqlens.type, p.N, place,
+                          [](std::int64_t m, std::int64_t begin) { return begin / kKeptTokens + 2 * m; })
+          : place / ((p.T + kKeptTokens - 1) / kKeptTokens + 1);
+  const Sequence s = sequence(p, n);
   const std::int64_t t0 = (place - first_kept(p, s, n)) * kKeptTokens, left = s.length - t0;
   return {s, t0, static_cast<int>(left <= 0 ? 0 : left < kKeptTokens ? left : kKeptTokens)};
 }
@@ -76,7 +66,7 @@ FLA_DEVICE float all_columns(Shared<float> sums, int i, int channel) {
 
 template <int KP>
 FLA_KERNEL(kTokenThreads, 1)
-delta_token_reverse_kernel(const DeltaArgs p, const TokenSpace w) {
+delta_token_reverse_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
   using L = TokenShared<KP>;
   constexpr int kOwn = KP / 8, kTile = kStaged * KP, kValues = kStaged * kTokenColumns;
   const Shared<float> sq = shared<float>(L::kQ, kTile), sk = shared<float>(L::kK, kTile),
@@ -85,7 +75,7 @@ delta_token_reverse_kernel(const DeltaArgs p, const TokenSpace w) {
                       s_beta = shared<float>(L::kBeta, kStaged * kTokenWarps),
                       sums = shared<float>(L::kSum, kTokenWarps * kTile);
   const TokenBlock b = token_block(p);
-  const Span s = sequence(p, b.outer);
+  const Sequence s = sequence(p, b.outer);
   const std::int64_t place = first_kept(p, s, b.outer);
   const float multiplier = gate_multiplier(p, b.hv);
 
@@ -182,7 +172,7 @@ delta_token_reverse_kernel(const DeltaArgs p, const TokenSpace w) {
 
 template <int KP>
 FLA_KERNEL(kTokenThreads, 1)
-delta_token_again_kernel(const DeltaArgs p, const TokenSpace w) {
+delta_token_again_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
   using L = TokenShared<KP>;
   constexpr int kOwn = KP / 8, kTile = kStaged * KP, kValues = kStaged * kTokenColumns;
   const Shared<float> sk = shared<float>(L::kK, kTile), sd = shared<float>(L::kD, kTile),
@@ -193,7 +183,7 @@ delta_token_again_kernel(const DeltaArgs p, const TokenSpace w) {
   const TokenBlock b = token_block(p);
   const Segment x = find_segment(p, b.outer);
   if (x.rows == 0) return;
-  const Span& s = x.s;
+  const Sequence& s = x.s;
   const float multiplier = gate_multiplier(p, b.hv);
   float S[kOwn];
   FLA_UNROLL
@@ -247,7 +237,7 @@ constexpr float kClosedGate = -18.0F;
 
 // A block per (place, key head).
 FLA_KERNEL(kTokenThreads, 1)
-delta_token_gradient_kernel(const DeltaArgs p, const TokenSpace w) {
+delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
   constexpr int kRows = static_cast<int>(kKeptTokens);
   const Shared<float> sRq = shared<float>(0, kRows), sRk = shared<float>(4 * kRows, kRows),
                       sX = shared<float>(8 * kRows, kRows), sWarp = shared<float>(12 * kRows, 2 * kTokenWarps);
@@ -263,7 +253,7 @@ delta_token_gradient_kernel(const DeltaArgs p, const TokenSpace w) {
     }
     return;
   }
-  const Span& s = x.s;
+  const Sequence& s = x.s;
   const auto token = [&](int r) { return token_at(p, s, x.t0 + r); };
   const auto sum_parts = [&](const float* from, std::int64_t t, int hv, int c) {
     float sum = 0.0F;
@@ -381,7 +371,7 @@ delta_token_gradient_kernel(const DeltaArgs p, const TokenSpace w) {
   }
 }
 
-std::size_t carve_token_space(const DeltaProblem& p, std::byte* base, TokenSpace& w) {
+std::size_t carve_token_space(const DeltaBackwardProblem& p, std::byte* base, TokenSpace& w) {
   std::size_t bytes = 0;
   const auto take = [&](float*& to, std::int64_t n) {
     to = n == 0 ? nullptr : reinterpret_cast<float*>(base + bytes);
@@ -405,8 +395,8 @@ std::size_t carve_token_space(const DeltaProblem& p, std::byte* base, TokenSpace
 }
 
 template <int KP>
-Status launch_token_backward(const DeltaProblem& p, const TokenSpace& w, Stream stream) {
-  const DeltaArgs a = delta_args(p);
+Status launch_token_backward(const DeltaBackwardProblem& p, const TokenSpace& w, Stream stream) {
+  const DeltaBackwardArgs a = delta_args(p);
   const std::int64_t parts = (p.V + kTokenColumns - 1) / kTokenColumns;
   if (const Status s = launch<delta_token_reverse_kernel<KP>>({.name = "delta_token_reverse_kernel",
                                                                .grid = {p.N * p.HV * parts},
@@ -425,12 +415,12 @@ Status launch_token_backward(const DeltaProblem& p, const TokenSpace& w, Stream 
 
 }  // namespace
 
-std::size_t delta_token_backward_workspace(const DeltaProblem& p) {
+std::size_t delta_token_backward_workspace(const DeltaBackwardProblem& p) {
   TokenSpace w;
   return carve_token_space(p, nullptr, w);
 }
 
-Status delta_token_backward(const DeltaProblem& p, Stream stream, std::span<std::byte> workspace) {
+Status delta_token_backward(const DeltaBackwardProblem& p, Stream stream, std::span<std::byte> workspace) {
   TokenSpace w;
   carve_token_space(p, workspace.data(), w);
   DeltaProblem forward = p;

@@ -74,7 +74,7 @@ HWY_NOINLINE void forward_task(const DiagProblem& p, const ForwardPlan& f, Forwa
   const std::int64_t panels = last - first, state_size = f.panels_per_task * kp * kBV;
   const std::int64_t v_begin = first * kBV, v_count = std::min(p.V, last * kBV) - v_begin,
                      ldv = f.panels_per_task * kBV;
-  const DiagProblem::Span s = p.sequence(n);
+  const Sequence s = p.sequence(n);
   const float scale = static_cast<float>(p.scale);
   const bool want_o = static_cast<bool>(p.o);
   const auto width_of = [&](std::int64_t i) { return std::min(kBV, p.V - (first + i) * kBV); };
@@ -194,7 +194,7 @@ HWY_NOINLINE void scores_task(const DiagProblem& p, const TensorView& attn, Scor
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t K = p.K, kp = pad_up(K), lt = token_ld(kScoreRows), T = p.T;
-  const DiagProblem::Span s{b, 0, T};
+  const Sequence s{b, 0, T};
   const Rows q = token_rows(p.q, p, s, h), k = token_rows(p.k, p, s, h), g = token_rows(p.g, p, s, h);
   const std::int64_t i0 = block * kScoreRows, M = std::min(kScoreRows, T - i0);
   const auto vscale = hn::Set(d, static_cast<float>(p.scale));

@@ -37,14 +37,14 @@ struct BackwardPlan {
 
 // A state is kept per chunk, so short chunks cost memory and long ones work: 32 tokens keep it below the inputs up to
 // 256 channels (2 KB a token against 2.3 KB of bf16 at 128), 64 beyond.
-inline BackwardPlan backward_plan(const DiagProblem& p, std::int64_t chunk, int threads) {
+inline BackwardPlan backward_plan(const DiagBackwardProblem& p, std::int64_t chunk, int threads) {
   BackwardPlan b;
   b.BT = chunk > 32 || std::max(p.K, p.V) > 256 ? 64 : 32;
   b.ldp = std::min(kBV, pad_up(p.K));
   b.panels = pad_up(p.K, b.ldp) / b.ldp;
   b.panel_size = pad_up(p.V) * b.ldp;
   b.state_size = b.panels * b.panel_size;
-  b.chunks = std::max<std::int64_t>(1, (longest_sequence(p) + b.BT - 1) / b.BT);
+  b.chunks = std::max<std::int64_t>(1, (longest_sequence(p.cu_seqlens, p.T) + b.BT - 1) / b.BT);
   b.group = head_group(p, b.state_size, threads, kBackwardGroup);
   b.groups = (p.H + b.group - 1) / b.group;
   // Every slot has room for the longest sequence; in a batch of uneven ones all threads together may not need more than
@@ -181,8 +181,8 @@ HWY_INLINE void keys_to_end(ChunkTiles& t, std::int64_t BT, std::int64_t K, cons
 
 // Pass A: the state at the start of chunk c + 1 from that of chunk c.
 template <KeyGate kGate>
-HWY_NOINLINE void backward_advance(const DiagProblem& p, const BackwardPlan& b, BackwardTiles& w, const BackwardHead& x,
-                                   std::int64_t c, Prefetcher& ahead) {
+HWY_NOINLINE void backward_advance(const DiagBackwardProblem& p, const BackwardPlan& b, BackwardTiles& w,
+                                   const BackwardHead& x, std::int64_t c, Prefetcher& ahead) {
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), ldv = pad_up(V), BT = b.BT;
   ChunkTiles& t = w.chunk;
   load_rows(x.k, c * BT, BT, 0, K, t.k, kp);
@@ -243,8 +243,9 @@ HWY_NOINLINE void backward_scores(const BackwardTiles& w, ChunkTiles& t, std::in
 
 // Pass B: chunk [t0, t0 + C) of one head, with the state that enters it; D is carried to the chunk before.
 template <KeyGate kGate>
-HWY_NOINLINE void backward_chunk(const DiagProblem& p, const BackwardPlan& b, BackwardTiles& w, const BackwardHead& x,
-                                 std::int64_t t0, std::int64_t C, const float* states, Prefetcher& ahead) {
+HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPlan& b, BackwardTiles& w,
+                                 const BackwardHead& x, std::int64_t t0, std::int64_t C, const float* states,
+                                 Prefetcher& ahead) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), lt = token_ld(b.BT), ldv = pad_up(V), BT = b.BT;
@@ -385,10 +386,10 @@ HWY_NOINLINE void backward_chunk(const DiagProblem& p, const BackwardPlan& b, Ba
 }
 
 template <KeyGate kGate>
-HWY_NOINLINE void backward_task(const DiagProblem& p, const BackwardPlan& b, BackwardTiles& w, std::int64_t n,
+HWY_NOINLINE void backward_task(const DiagBackwardProblem& p, const BackwardPlan& b, BackwardTiles& w, std::int64_t n,
                                 std::int64_t h_begin, std::int64_t heads) {
   const std::int64_t K = p.K, V = p.V, BT = b.BT;
-  const DiagProblem::Span s = p.sequence(n);
+  const Sequence s = p.sequence(n);
   const std::int64_t chunks = (s.length + BT - 1) / BT;
   const TensorView& dgate = kGate == KeyGate::Channel ? p.dgk : p.dg;
   const bool want_dg = kGate != KeyGate::None && dgate, want_states = p.dq || want_dg;
@@ -462,14 +463,14 @@ HWY_NOINLINE void backward_task(const DiagProblem& p, const BackwardPlan& b, Bac
   hwy::FlushStream();
 }
 
-std::size_t backward_bytes(const DiagProblem& p, const BackwardPlan& b) {
+std::size_t backward_bytes(const DiagBackwardProblem& p, const BackwardPlan& b) {
   Arena arena;
   BackwardTiles w;
   w.carve(arena, b, p.K, p.V, key_gate(p));
   return arena.bytes();
 }
 
-void backward(const DiagProblem& p, const BackwardPlan& b, ThreadPool& pool, std::byte* workspace) {
+void backward(const DiagBackwardProblem& p, const BackwardPlan& b, ThreadPool& pool, std::byte* workspace) {
   const KeyGate gate = key_gate(p);
   const std::size_t bytes = backward_bytes(p, b);
   run_items(pool, p.N * b.groups, b.slots, [&](std::int64_t item, std::int64_t slot) {
@@ -493,12 +494,13 @@ namespace fla::cpu {
 HWY_EXPORT(backward_bytes);
 HWY_EXPORT(backward);
 
-std::size_t diag_chunk_backward_workspace(const DiagProblem& p, std::int64_t chunk, int threads) {
+std::size_t diag_chunk_backward_workspace(const DiagBackwardProblem& p, std::int64_t chunk, int threads) {
   const BackwardPlan b = backward_plan(p, chunk, threads);
   return HWY_DYNAMIC_DISPATCH(backward_bytes)(p, b) * static_cast<std::size_t>(b.slots);
 }
 
-Status diag_chunk_backward(const DiagProblem& p, std::int64_t chunk, ThreadPool& pool, std::span<std::byte> workspace) {
+Status diag_chunk_backward(const DiagBackwardProblem& p, std::int64_t chunk, ThreadPool& pool,
+                           std::span<std::byte> workspace) {
   if (p.gv) return {Code::Unsupported, "diag_chunk_backward: gv needs the step form"};
   if (p.N == 0 || p.H == 0) return {};
   if (workspace.size() < diag_chunk_backward_workspace(p, chunk, pool.size())) {

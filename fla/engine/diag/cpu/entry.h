@@ -18,14 +18,15 @@ namespace fla::cpu {
 std::size_t diag_chunk_forward_workspace(const DiagProblem& p, std::int64_t chunk, int threads);
 Status diag_chunk_forward(const DiagProblem& p, std::int64_t chunk, ThreadPool& pool, std::span<std::byte> workspace);
 
-std::size_t diag_chunk_backward_workspace(const DiagProblem& p, std::int64_t chunk, int threads);
-Status diag_chunk_backward(const DiagProblem& p, std::int64_t chunk, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t diag_chunk_backward_workspace(const DiagBackwardProblem& p, std::int64_t chunk, int threads);
+Status diag_chunk_backward(const DiagBackwardProblem& p, std::int64_t chunk, ThreadPool& pool,
+                           std::span<std::byte> workspace);
 
 std::size_t diag_step_forward_workspace(const DiagProblem& p, int threads);
 Status diag_step_forward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
-std::size_t diag_step_backward_workspace(const DiagProblem& p, int threads);
-Status diag_step_backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t diag_step_backward_workspace(const DiagBackwardProblem& p, int threads);
+Status diag_step_backward(const DiagBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 
 // attn[b, h, i, j] = scale <q_i, k_j> e^{G_i - G_j} for j <= i, exactly 0 above; dense problems, no gk, no gv.
 std::size_t diag_scores_workspace(const DiagProblem& p, int threads);

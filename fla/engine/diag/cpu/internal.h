@@ -29,7 +29,7 @@ constexpr std::int64_t token_ld(std::int64_t BT) { return BT + kPad; }
 constexpr std::int64_t token_rows_padded(std::int64_t BT) { return BT + 4; }
 
 // Tokens of sequence s of a [B, T, H, D] tensor, head h, in the order of the recurrence.
-inline Rows token_rows(const TensorView& x, const DiagProblem& p, const DiagProblem::Span& s, std::int64_t h) {
+inline Rows token_rows(const TensorView& x, const DiagProblem& p, const Sequence& s, std::int64_t h) {
   if (!x || s.length == 0) return {};
   const std::int64_t size = static_cast<std::int64_t>(size_of(x.dtype));
   const std::int64_t first = p.reverse ? s.begin + s.length - 1 : s.begin;
@@ -59,7 +59,7 @@ struct StateRows {
 
   template <typename P>
   StateRows(const P& p, std::int64_t sequence, std::int64_t head)
-      : slots(p.slots), ht(p.ht), n(sequence), h(head), padding(p.slots.padding(sequence)) {
+      : slots(p.slots()), ht(p.ht), n(sequence), h(head), padding(p.slots().padding(sequence)) {
     const auto s = p.sequence(n);
     row = s.row;
     begin = s.begin;
@@ -91,13 +91,6 @@ inline bool beyond_caches(std::initializer_list<const TensorView*> gradients) {
 
 inline bool rows_of_floats(const Rows& x) {
   return x && x.dtype == DType::F32 && x.last == 1 && x.step % static_cast<std::int64_t>(sizeof(float)) == 0;
-}
-
-inline std::int64_t longest_sequence(const DiagProblem& p) {
-  if (!p.cu_seqlens) return p.T;
-  std::int64_t n = 0;
-  for (std::int64_t i = 0; i < p.N; ++i) n = std::max(n, p.sequence(i).length);
-  return n;
 }
 
 // Heads that one task interleaves, chunk by chunk. A token's heads are neighbours in memory and a head's tokens are

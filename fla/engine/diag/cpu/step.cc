@@ -38,7 +38,7 @@ inline std::int64_t step_split(const DiagProblem& p, int threads) {
 inline std::int64_t step_slots(const DiagProblem& p, int threads) {
   return std::max<std::int64_t>(1, std::min<std::int64_t>(threads, p.N * p.H * step_split(p, threads)));
 }
-inline std::int64_t step_backward_slots(const DiagProblem& p, int threads) {
+inline std::int64_t step_backward_slots(const DiagBackwardProblem& p, int threads) {
   return std::max<std::int64_t>(1, std::min<std::int64_t>(threads, p.N * p.H));
 }
 
@@ -152,7 +152,7 @@ HWY_NOINLINE void step_task(const DiagProblem& p, StepTiles& w, std::int64_t n, 
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), cols = 4 * lanes;
   const std::int64_t K = p.K;
-  const DiagProblem::Span s = p.sequence(n);
+  const Sequence s = p.sequence(n);
   const Rows q = token_rows(p.q, p, s, h), k = token_rows(p.k, p, s, h), v = token_rows(p.v, p, s, h),
              o = token_rows(p.o, p, s, h), gv = token_rows(p.gv, p, s, h);
   const Rows g = token_rows(kGate == KeyGate::Channel ? p.gk : p.g, p, s, h);
@@ -312,12 +312,13 @@ HWY_INLINE void add_outer(const float* s, float* out, std::int64_t K, std::int64
 }
 
 template <KeyGate kGate>
-HWY_NOINLINE void step_backward_task(const DiagProblem& p, StepBackwardTiles& w, std::int64_t n, std::int64_t h) {
+HWY_NOINLINE void step_backward_task(const DiagBackwardProblem& p, StepBackwardTiles& w, std::int64_t n,
+                                     std::int64_t h) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), panels = pad_up(V, kBV) / kBV, ldv = panels * kBV;
   const std::int64_t panel_size = kp * kBV, state_size = panels * panel_size;
-  const DiagProblem::Span s = p.sequence(n);
+  const Sequence s = p.sequence(n);
   const Rows q = token_rows(p.q, p, s, h), k = token_rows(p.k, p, s, h), v = token_rows(p.v, p, s, h),
              gv = token_rows(p.gv, p, s, h), do_ = token_rows(p.do_, p, s, h),
              g = token_rows(kGate == KeyGate::Channel ? p.gk : p.g, p, s, h);
@@ -423,17 +424,17 @@ HWY_NOINLINE void step_backward_task(const DiagProblem& p, StepBackwardTiles& w,
   }
 }
 
-std::size_t step_backward_bytes(const DiagProblem& p) {
+std::size_t step_backward_bytes(const DiagBackwardProblem& p) {
   Arena arena;
   StepBackwardTiles w;
-  w.carve(arena, p.K, p.V, longest_sequence(p));
+  w.carve(arena, p.K, p.V, longest_sequence(p.cu_seqlens, p.T));
   return arena.bytes();
 }
 
-void step_backward(const DiagProblem& p, ThreadPool& pool, std::byte* workspace) {
+void step_backward(const DiagBackwardProblem& p, ThreadPool& pool, std::byte* workspace) {
   const KeyGate gate = key_gate(p);
   const std::size_t bytes = step_backward_bytes(p);
-  const std::int64_t longest = longest_sequence(p);
+  const std::int64_t longest = longest_sequence(p.cu_seqlens, p.T);
   run_items(pool, p.N * p.H, step_backward_slots(p, pool.size()), [&](std::int64_t item, std::int64_t slot) {
     Arena arena(workspace + static_cast<std::size_t>(slot) * bytes);
     StepBackwardTiles w;
@@ -470,12 +471,12 @@ Status diag_step_forward(const DiagProblem& p, ThreadPool& pool, std::span<std::
   return {};
 }
 
-std::size_t diag_step_backward_workspace(const DiagProblem& p, int threads) {
+std::size_t diag_step_backward_workspace(const DiagBackwardProblem& p, int threads) {
   if (!p.gv) return diag_chunk_backward_workspace(p, 0, threads);
   return HWY_DYNAMIC_DISPATCH(step_backward_bytes)(p) * static_cast<std::size_t>(step_backward_slots(p, threads));
 }
 
-Status diag_step_backward(const DiagProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status diag_step_backward(const DiagBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   if (!p.gv) return diag_chunk_backward(p, 0, pool, workspace);
   if (p.N == 0 || p.H == 0) return {};
   if (workspace.size() < diag_step_backward_workspace(p, pool.size())) {

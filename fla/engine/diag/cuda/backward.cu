@@ -130,8 +130,8 @@ diag_gate_kernel(const GateParams x) {
 
 // ---- host
 
-bool wants_gates(const DiagProblem& p) { return p.dg || p.dgk; }
-bool wants_key_run(const DiagProblem& p) { return p.dv || p.dh0; }
+bool wants_gates(const DiagBackwardProblem& p) { return p.dg || p.dgk; }
+bool wants_key_run(const DiagBackwardProblem& p) { return p.dv || p.dh0; }
 
 std::int64_t boundaries(const DiagProblem& p) {
   return p.cu_seqlens ? p.T / kAlign + 2 * p.N : p.N * ((p.T + kAlign - 1) / kAlign + 1);
@@ -156,7 +156,7 @@ DiagProblem role(const DiagProblem& p, const TensorView& q, const TensorView& k,
   r.v = v;
   return r;
 }
-DiagProblem query_role(const DiagProblem& p) {
+DiagProblem query_role(const DiagBackwardProblem& p) {
   DiagProblem r = role(p, p.do_, p.v, p.k);
   std::swap(r.K, r.V);
   r.gv = p.gk;
@@ -164,7 +164,7 @@ DiagProblem query_role(const DiagProblem& p) {
   r.o = p.dq;
   return r;
 }
-DiagProblem key_role(const DiagProblem& p) {
+DiagProblem key_role(const DiagBackwardProblem& p) {
   DiagProblem r = role(p, p.v, p.do_, p.q);
   std::swap(r.K, r.V);
   r.gv = p.gk;
@@ -173,7 +173,7 @@ DiagProblem key_role(const DiagProblem& p) {
   r.o = p.dk;
   return r;
 }
-DiagProblem value_role(const DiagProblem& p) {
+DiagProblem value_role(const DiagBackwardProblem& p) {
   DiagProblem r = role(p, p.k, p.q, p.do_);
   r.gk = p.gk;
   r.reverse = !p.reverse;
@@ -199,13 +199,13 @@ TensorView gradient(Arena& memory, const TensorView& asked, const TensorView& of
 }
 
 // What both runs of states are: forwards, and of the adjoints backwards.
-DiagProblem adjoint_role(const DiagProblem& p) {
+DiagProblem adjoint_role(const DiagBackwardProblem& p) {
   DiagProblem r = key_role(p);
   r.o = {};
   r.ht = swap_state_axes(p.dh0);
   return r;
 }
-DiagProblem state_role(const DiagProblem& p) {
+DiagProblem state_role(const DiagBackwardProblem& p) {
   DiagProblem r = query_role(p);
   r.o = {};
   return r;
@@ -215,7 +215,7 @@ struct ChunkMemory {
   StateRuns runs;
   void* run[2];
 
-  ChunkMemory(Arena& memory, const DiagProblem& p, const DiagPlan& f) {
+  ChunkMemory(Arena& memory, const DiagBackwardProblem& p, const DiagPlan& f) {
     const std::int64_t words = chunk_slots(p.T, p.N, p.cu_seqlens.present()) * p.H * f.key * f.key / 2;
     for (std::uint32_t*& kept : runs.kept) {
       kept = static_cast<std::uint32_t*>(memory.take(static_cast<std::size_t>(words) * sizeof(std::uint32_t)));
@@ -231,7 +231,7 @@ struct BackwardMemory {
   void* sums = nullptr;
   void* run = nullptr;
 
-  BackwardMemory(Arena& memory, const DiagProblem& p, const DiagBackwardPlan& f) : dq(p.dq), dk(p.dk) {
+  BackwardMemory(Arena& memory, const DiagBackwardProblem& p, const DiagBackwardPlan& f) : dq(p.dq), dk(p.dk) {
     if (wants_gates(p)) {
       dq = gradient(memory, p.dq, p.q);
       dk = gradient(memory, p.dk, p.k);
@@ -246,7 +246,7 @@ struct BackwardMemory {
 
 Operand operand(const TensorView& t) { return {view(t), t.dtype}; }
 
-Status backward_by_chunk(const DiagProblem& p, const DiagPlan& f, Stream stream, Arena& arena) {
+Status backward_by_chunk(const DiagBackwardProblem& p, const DiagPlan& f, Stream stream, Arena& arena) {
   ChunkMemory m(arena, p, f);
   m.runs.run[0] = diag_parameters(state_role(p), f);
   m.runs.run[1] = backwards_in_time(adjoint_role(p), f);
@@ -272,7 +272,7 @@ Status backward_by_chunk(const DiagProblem& p, const DiagPlan& f, Stream stream,
   return half ? launch_diag_head_gradient<f16>(x, f, stream) : launch_diag_head_gradient<bf16>(x, f, stream);
 }
 
-DiagBackwardPlan diag_backward_runs(const DiagProblem& p, const DeviceInfo& d) {
+DiagBackwardPlan diag_backward_runs(const DiagBackwardProblem& p, const DeviceInfo& d) {
   const bool chunks = p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
   const DiagProblem values = query_role(p), keys = value_role(p);
   DiagBackwardPlan f;
@@ -288,7 +288,7 @@ std::string DiagBackwardPlan::text() const {
   return "dq, dk: " + by_value.text() + "; dv, dh0: " + by_key.text();
 }
 
-std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d) {
+std::string diag_backward_refusal(const DiagBackwardProblem& p, const DeviceInfo& d) {
   if (p.V > 256) return "needs V of at most 256, got " + std::to_string(p.V);
   if (p.gv) return "has no gradients with gates per value channel";
   for (const TensorView* t : {&p.do_, &p.dht, &p.dq, &p.dk, &p.dv, &p.dg, &p.dgk, &p.dh0}) {
@@ -298,12 +298,12 @@ std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d) {
 }
 
 namespace {
-bool can_go_by_chunk(const DiagProblem& p) {
+bool can_go_by_chunk(const DiagBackwardProblem& p) {
   return p.T > 16 && p.K <= 128 && p.V <= 128 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
 }
 }  // namespace
 
-DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
+DiagBackwardPlan diag_backward_plan(const DiagBackwardProblem& p, const DeviceInfo& d) {
   DiagBackwardPlan f = diag_backward_runs(p, d);
   if (!can_go_by_chunk(p)) return f;
   f.states = diag_states_plan(state_role(p), d);
@@ -313,7 +313,7 @@ DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d) {
   return f;
 }
 
-std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagProblem& p, const DeviceInfo& d) {
+std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagBackwardProblem& p, const DeviceInfo& d) {
   std::vector<DiagBackwardPlan> all{diag_backward_runs(p, d)};
   if (can_go_by_chunk(p) && diag_gradient_fits(p, diag_states_plan(state_role(p), d), d)) {
     all.push_back(all.front());
@@ -323,10 +323,10 @@ std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagProblem& p, c
   return all;
 }
 
-std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d) {
+std::size_t diag_backward_workspace(const DiagBackwardProblem& p, const DeviceInfo& d) {
   return diag_backward_workspace(p, diag_backward_plan(p, d));
 }
-std::size_t diag_backward_workspace(const DiagProblem& p, const DiagBackwardPlan& f) {
+std::size_t diag_backward_workspace(const DiagBackwardProblem& p, const DiagBackwardPlan& f) {
   if (empty(p)) return 0;
   Arena count(nullptr);
   if (f.by_chunk) {
@@ -337,10 +337,11 @@ std::size_t diag_backward_workspace(const DiagProblem& p, const DiagBackwardPlan
   return count.bytes();
 }
 
-Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace) {
+Status diag_backward(const DiagBackwardProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace) {
   return diag_backward(p, diag_backward_plan(p, d), stream, workspace);
 }
-Status diag_backward(const DiagProblem& p, const DiagBackwardPlan& f, Stream stream, std::span<std::byte> workspace) {
+Status diag_backward(const DiagBackwardProblem& p, const DiagBackwardPlan& f, Stream stream,
+                     std::span<std::byte> workspace) {
   if (empty(p)) return {};
   Arena arena(workspace.data());
   if (f.by_chunk) return backward_by_chunk(p, f.states, stream, arena);

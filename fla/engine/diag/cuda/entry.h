@@ -56,13 +56,14 @@ struct DiagBackwardPlan {
   DiagPlan by_key, by_value;
   std::string text() const;
 };
-DiagBackwardPlan diag_backward_plan(const DiagProblem& p, const DeviceInfo& d);
+DiagBackwardPlan diag_backward_plan(const DiagBackwardProblem& p, const DeviceInfo& d);
 // Every way that could run the problem.
-std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagProblem& p, const DeviceInfo& d);
-std::string diag_backward_refusal(const DiagProblem& p, const DeviceInfo& d);
-std::size_t diag_backward_workspace(const DiagProblem& p, const DeviceInfo& d);
-Status diag_backward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
-std::size_t diag_backward_workspace(const DiagProblem& p, const DiagBackwardPlan& plan);
-Status diag_backward(const DiagProblem& p, const DiagBackwardPlan& plan, Stream stream, std::span<std::byte> workspace);
+std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagBackwardProblem& p, const DeviceInfo& d);
+std::string diag_backward_refusal(const DiagBackwardProblem& p, const DeviceInfo& d);
+std::size_t diag_backward_workspace(const DiagBackwardProblem& p, const DeviceInfo& d);
+Status diag_backward(const DiagBackwardProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
+std::size_t diag_backward_workspace(const DiagBackwardProblem& p, const DiagBackwardPlan& plan);
+Status diag_backward(const DiagBackwardProblem& p, const DiagBackwardPlan& plan, Stream stream,
+                     std::span<std::byte> workspace);
 
 }  // namespace fla::cuda

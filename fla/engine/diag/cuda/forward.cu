@@ -103,10 +103,10 @@ DiagParams diag_parameters(const DiagProblem& p, const DiagPlan& plan) {
   a.o = operand(p.o);
   a.ht = operand(p.ht);
   a.cu = operand(p.cu_seqlens);
-  a.indices = operand(p.slots.indices);
-  a.accepted = operand(p.slots.accepted);
-  a.steps = operand(p.slots.steps);
-  a.by_token = p.slots.by_token();
+  a.indices = operand(p.slots().indices);
+  a.accepted = operand(p.slots().accepted);
+  a.steps = operand(p.slots().steps);
+  a.by_token = p.slots().by_token();
   a.head = p.head.kind;
   a.gamma = operand(p.head.gamma);
   a.slope = static_cast<float>(p.head.slope);

@@ -10,6 +10,7 @@
 #include <initializer_list>
 
 #include "fla/engine/diag/cuda/entry.h"
+#include "fla/kernels/cuda/sequences.cuh"
 #include "fla/kernels/cuda/toolbox.cuh"
 
 namespace fla::cuda {
@@ -89,8 +90,8 @@ FLA_DEVICE DiagTask diag_task(const DiagParams& p, int chunk, int value, std::in
   a.length = p.T;
   if (p.cu.present()) {
     a.row = 0;
-    a.begin = load_index(p.cu.at.data, p.cu.type, a.n * p.cu.at.stride[0]);
-    a.length = load_index(p.cu.at.data, p.cu.type, (a.n + 1) * p.cu.at.stride[0]) - a.begin;
+    a.begin = boundary_at(p.cu.at, p.cu.type, a.n);
+    a.length = boundary_at(p.cu.at, p.cu.type, a.n + 1) - a.begin;
   }
   // Negative tokens are padding.
   const std::int64_t ahead = p.shift && p.align > 0 ? (p.align - a.length % p.align) % p.align : 0;
@@ -112,20 +113,10 @@ FLA_DEVICE DiagTask task_of_slot(const DiagParams& p, std::int64_t slot, std::in
     a.n = a.row = slot / first(1, 0);
     return a;
   }
-  const auto start = [&](std::int64_t n) { return load_index(p.cu.at.data, p.cu.type, n * p.cu.at.stride[0]); };
-  std::int64_t low = 0, high = p.N - 1;
-  while (low < high) {
-    const std::int64_t middle = (low + high + 1) / 2;
-    if (first(middle, start(middle)) <= slot) {
-      low = middle;
-    } else {
-      high = middle - 1;
-    }
-  }
-  a.n = low;
+  a.n = find_sequence(p.cu.at, p.cu.type, p.N, slot, first);
   a.row = 0;
-  a.begin = start(low);
-  a.length = start(low + 1) - a.begin;
+  a.begin = boundary_at(p.cu.at, p.cu.type, a.n);
+  a.length = boundary_at(p.cu.at, p.cu.type, a.n + 1) - a.begin;
   return a;
 }
 

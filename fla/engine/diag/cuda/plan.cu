@@ -145,7 +145,7 @@ DiagPlan diag_step_plan(const DiagProblem& p) {
 DiagPlan diag_token_plan(const DiagProblem& p) {
   DiagPlan f = diag_step_plan(p);
   // States between tokens, and results that must not change when tokens are appended, are Step's.
-  const bool states = p.h0 || p.ht, between = p.slots.by_token() || p.slots.steps;
+  const bool states = p.h0 || p.ht, between = p.pool != nullptr && (p.pool->by_token() || p.pool->steps);
   if (p.T < 1 || p.T > kDecodeTokens || !states || between || !whole_rows(p)) return f;
   f.kind = DiagPlan::Kind::Decode;
   f.value = kDecodeValue;
@@ -224,7 +224,7 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
     return "needs compute capability 8.0 or newer, got " + std::to_string(d.sm / 10) + "." + std::to_string(d.sm % 10);
   if (p.K > 256) return "needs K of at most 256, got " + std::to_string(p.K);
   if (p.attn) return "output_attentions: expected false, as this backend gives no scores, got true";
-  for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht, &p.slots.steps}) {
+  for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht, &p.slots().steps}) {
     if (*t && !carries_fp32(t->dtype)) return "needs F32, F16 or BF16";
   }
   return {};
@@ -232,7 +232,7 @@ std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
 
 DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d) {
   const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
-  return alone && !p.slots.indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o})
+  return alone && !p.slots().indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o})
              ? diag_chunk_plan(p, d, false)
              : diag_token_plan(p);
 }

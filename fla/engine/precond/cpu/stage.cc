@@ -5,30 +5,13 @@
 #include <memory>
 
 #include "fla/engine/precond/problem.h"
+#include "fla/kernels/cpu/element.h"
 
 namespace fla::cpu {
 
 namespace {
 
-float get(const std::byte* at, DType t) {
-  switch (t) {
-    case DType::F32: return *reinterpret_cast<const float*>(at);
-    case DType::F16: return to_float(*reinterpret_cast<const f16*>(at));
-    case DType::BF16: return to_float(*reinterpret_cast<const bf16*>(at));
-    case DType::F64: return static_cast<float>(*reinterpret_cast<const double*>(at));
-    default: return 0.0F;
-  }
-}
-
-void put(float x, std::byte* at, DType t) {
-  switch (t) {
-    case DType::F32: *reinterpret_cast<float*>(at) = x; break;
-    case DType::F16: *reinterpret_cast<f16*>(at) = to_f16(x); break;
-    case DType::BF16: *reinterpret_cast<bf16*>(at) = to_bf16(x); break;
-    case DType::F64: *reinterpret_cast<double*>(at) = x; break;
-    default: break;
-  }
-}
+float get(const std::byte* at, DType t) { return static_cast<float>(load_element(at, t)); }
 
 // A row along the last axis, `axis` its number.
 void get_row(const TensorView& x, const std::byte* at, int axis, std::int64_t n, float* to) {
@@ -37,7 +20,7 @@ void get_row(const TensorView& x, const std::byte* at, int axis, std::int64_t n,
 }
 void put_row(const float* from, const TensorView& x, std::byte* at, int axis, std::int64_t n) {
   const std::int64_t step = x.stride[static_cast<std::size_t>(axis)] * static_cast<std::int64_t>(size_of(x.dtype));
-  for (std::int64_t i = 0; i < n; ++i) put(from[i], at + i * step, x.dtype);
+  for (std::int64_t i = 0; i < n; ++i) store_element(at + i * step, x.dtype, from[i]);
 }
 
 float* align(std::span<std::byte> workspace) {
@@ -50,7 +33,7 @@ float* align(std::span<std::byte> workspace) {
 struct Head {
   const PrecondProblem& p;
   std::int64_t n, ha, hk;
-  DeltaProblem::Span span;
+  Sequence span;
   float centre, log_x, eps;
 
   Head(const PrecondProblem& problem, std::int64_t sequence, std::int64_t head)
@@ -105,8 +88,7 @@ struct BackwardScratch {
       : A(base), a(A + (p.T + 1) * p.K), k(a + p.K), dw(k + p.K), dk(dw + p.K) {}
 };
 
-double backward_one(const Head& h, const BackwardScratch& s) {
-  const PrecondProblem& p = h.p;
+double backward_one(const Head& h, const PrecondBackwardProblem& p, const BackwardScratch& s) {
   const std::int64_t L = h.span.length, K = p.K;
   h.first(s.A);
   for (std::int64_t t = 0; t < L; ++t) {
@@ -135,8 +117,8 @@ double backward_one(const Head& h, const BackwardScratch& s) {
       s.a[i] *= decay;
     }
     dcentre += static_cast<double>(dcentre_t);
-    if (p.dg_atk) put(decay * dg, p.dg_atk.at(h.span.row, tok, h.ha), p.dg_atk.dtype);
-    if (p.dbeta_atk) put(dweight, p.dbeta_atk.at(h.span.row, tok, h.ha), p.dbeta_atk.dtype);
+    if (p.dg_atk) store_element(p.dg_atk.at(h.span.row, tok, h.ha), p.dg_atk.dtype, decay * dg);
+    if (p.dbeta_atk) store_element(p.dbeta_atk.at(h.span.row, tok, h.ha), p.dbeta_atk.dtype, dweight);
   }
   if (p.da0) put_row(s.a, p.da0, p.da0.at(h.n, h.ha), 2, K);
   return dcentre;
@@ -157,11 +139,11 @@ Status precond_forward(const PrecondProblem& p, ThreadPool& pool, std::span<std:
   return {};
 }
 
-std::size_t precond_backward_workspace(const PrecondProblem& p, int threads) {
+std::size_t precond_backward_workspace(const PrecondBackwardProblem& p, int threads) {
   return static_cast<std::size_t>(BackwardScratch::floats(p) * threads + p.N * p.HA) * sizeof(float) + alignof(float);
 }
 
-Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
+Status precond_backward(const PrecondBackwardProblem& p, ThreadPool& pool, std::span<std::byte> workspace) {
   float* dcentre = align(workspace);  // [N, HA]
   float* base = dcentre + p.N * p.HA;
   const std::int64_t each = BackwardScratch::floats(p);
@@ -172,7 +154,7 @@ Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std
     std::fill_n(s.dk, length * K, 0.0F);
     for (std::int64_t j = 0; j < p.group(); ++j) {  // in one order, whatever the thread count
       const Head h(p, n, hk * p.group() + j);
-      dcentre[n * p.HA + h.ha] = static_cast<float>(backward_one(h, s));
+      dcentre[n * p.HA + h.ha] = static_cast<float>(backward_one(h, p, s));
     }
     if (!p.dk) return;
     const Head h(p, n, hk * p.group());
@@ -195,7 +177,7 @@ Status precond_backward(const PrecondProblem& p, ThreadPool& pool, std::span<std
     for (std::int64_t head = 0; head < p.HA; ++head) {
       float sum = 0.0F;
       for (std::int64_t n = 0; n < p.N; ++n) sum += dcentre[n * p.HA + head];
-      put(sum, p.dlog_atk_scale.at(head), p.dlog_atk_scale.dtype);
+      store_element(p.dlog_atk_scale.at(head), p.dlog_atk_scale.dtype, sum);
     }
   return {};
 }
