@@ -101,9 +101,22 @@ FLA_C_API fla_code fla_call_output(fla_call* call, size_t index, fla_output* out
 /* tensor NULL: the output is not computed. */
 FLA_C_API fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tensor);
 
+/* Calls on a GPU's tensors start on this cudaStream_t, of that device, instead of the context's. */
+FLA_C_API fla_code fla_call_set_stream(fla_call* call, void* stream, int device);
+
+/* Checks, dispatches, plans and sizes the call once, with what was set and bound. Later runs may set and bind other
+ * memory of the same shapes, types and strides, and do no more than launch: nothing is allocated. Another shape, type,
+ * stride or flag is refused by the run; prepare again. From any thread, one at a time, also inside a captured graph. */
+FLA_C_API fla_code fla_call_prepare(fla_call* call);
 FLA_C_API fla_code fla_call_workspace(fla_call* call, size_t* bytes);
+/* What a forward can leave for its backward, or a backward use of it, so that it is not computed again: bytes (0:
+ * nothing) and their layout, which both directions must agree on. Prepares the call. */
+FLA_C_API fla_code fla_call_keeps(fla_call* call, size_t* bytes, uint64_t* layout);
 /* workspace NULL: the library allocates what it needs and frees it again; a call on a GPU that needs one is refused. */
 FLA_C_API fla_code fla_call_run(fla_call* call, void* workspace, size_t workspace_bytes);
+/* The same with memory for what the forward keeps: it writes there, its backward reads. */
+FLA_C_API fla_code fla_call_run_kept(fla_call* call, void* workspace, size_t workspace_bytes, void* kept,
+                                     size_t kept_bytes, uint64_t layout);
 /* The backend that served this call object's last successful run ("cpu"), or "". */
 FLA_C_API const char* fla_call_backend(const fla_call* call);
 

@@ -32,7 +32,4 @@
 #include "fla/ops/retention/retention.h"
 #include "fla/ops/rwkv7/rwkv7.h"
 #include "fla/ops/simple_gla/simple_gla.h"
-#include "fla/registry/dynamic.h"
 #include "fla/registry/function.h"
-#include "fla/registry/plugin.h"
-#include "fla/registry/registry.h"

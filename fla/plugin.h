@@ -8,7 +8,7 @@
  *   FLA_PLUGIN_EXPORT const fla_plugin* fla_plugin_get(uint32_t abi) { (void)abi; return &plugin; }
  *
  * A plug-in is a backend like any other: tried in order of priority, its verifier refuses what it cannot serve,
- * FLA_BACKEND_ and its name in capitals set to 0 disables it. `fla gate --plugin ./mine.so chunk_gla` proves it, `fla
+ * FLA_CPP_BACKEND_ and its name in capitals set to 0 disables it. `fla gate --plugin ./mine.so chunk_gla` proves it, `fla
  * verify --plugin
  * ./mine.so --op chunk_gla` times it too. docs/plugins.md tells the rest.
  */

@@ -2,7 +2,7 @@
 # scripts/gpu-check.sh [-b DIR] [-o FILE] [-q] [-n] [-s SECONDS]: proves and times the CUDA backend on this machine's GPU
 # and leaves one report. DIR holds what `make cuda` builds (default build/cuda/bin), FILE is the report (default
 # gpu-report.md); -q leaves out the sanitizers, the reruns under load and the long shapes, -n all benchmarks; a sanitizer
-# may take SECONDS for a family (default 600), after which it counts as not right. $FLA_GOLDEN is the folder of the
+# may take SECONDS for a family (default 600), after which it counts as not right. $FLA_CPP_GOLDEN is the folder of the
 # recorded cases (default tests/golden). Exit status: 0 all is right, 1 something is not, 2 there is no GPU that can be
 # used.
 set -uo pipefail
@@ -26,7 +26,7 @@ done
 shift $((OPTIND - 1))
 (($# == 0)) || usage "expected options only, got '$1'"
 [[ $limit =~ ^[1-9][0-9]*$ ]] || usage "-s: expected seconds, got '$limit'"
-golden=${FLA_GOLDEN:-tests/golden}
+golden=${FLA_CPP_GOLDEN:-tests/golden}
 families=(linear_attn retention lightning_attn simple_gla gla delta_rule gated_delta_rule kda)
 bad=()
 
@@ -90,7 +90,7 @@ if [[ ! -x $bin/fla || ! -x $bin/fla_gate || ! -x $bin/fla_cuda_test ]]; then
   exit 2
 fi
 for f in "${families[@]}"; do [[ -d $golden/$f ]] && found=1; done
-((${found:-0})) || usage "\$FLA_GOLDEN: no recorded cases in $golden"
+((${found:-0})) || usage "\$FLA_CPP_GOLDEN: no recorded cases in $golden"
 : >"$report" || usage "-o: cannot write $report"
 "$bin/fla" doctor >/dev/null || exit 2
 if ! why=$("$bin/fla" explain chunk_gla --shape T=64,H=1,D=64 --device cuda 2>&1) && [[ $why != *"diag"* ]]; then

@@ -202,8 +202,9 @@ std::vector<std::string> backends_of(const Registry::Entry* e) {
   std::vector<std::string> names;
   if (e == nullptr) return names;
   for (const auto& c : e->candidates)
-    if (c.kernel != nullptr && c.kernel->launch) names.push_back(c.backend->name);
-  if (e->reference != nullptr && e->reference->launch) names.push_back(kReference);
+    if (c.kernel != nullptr && c.kernel->complete && (names.empty() || names.back() != c.backend->name))
+      names.push_back(c.backend->name);
+  if (e->reference != nullptr && e->reference->complete) names.push_back(kReference);
   return names;
 }
 

@@ -76,7 +76,7 @@ void print_route(const Route& r) {
                                        bytes_text(static_cast<double>(r.workspace_bytes)),
                                        r.by_default ? " (by default: no other backend took it)" : ""));
   if (!r.plan.empty()) print("  plan: {}\n", r.plan);
-  if (r.dispatch_disabled) print("  FLA_DISABLE_BACKEND_DISPATCH is 1: the reference serves every call\n");
+  if (r.dispatch_disabled) print("  FLA_CPP_DISABLE_DISPATCH is 1: the reference serves every call\n");
   std::vector<std::vector<std::string>> rows;
   for (const auto& s : r.steps)
     rows.push_back({"  " + s.backend, s.kernel.empty() ? "-" : s.kernel, name_of(s.outcome), s.reason});

@@ -26,6 +26,9 @@ struct fla_call {
   fla::DynamicCall call;
   std::vector<fla::DynamicCall::Output> outputs;
   const char* backend = "";
+  fla::PreparedCall prepared;  // of the call as it last was
+  fla::Stream stream;
+  bool own_stream = false;
 };
 
 namespace {
@@ -87,6 +90,35 @@ fla::Status set_flag(const char* function, fla_call* call, const char* name, fla
   if (call == nullptr) return null_argument(function, "call");
   if (name == nullptr) return null_argument(function, "name");
   return call->call.set_flag(name, v);
+}
+
+fla::Status prepare(fla_call* call) {
+  auto made = call->call.prepare(*call->ctx);
+  if (!made) return made.status();
+  call->prepared = std::move(*made);
+  return {};
+}
+
+// On the prepared call, where there is one; a prepared call of other shapes, types or flags is none.
+fla::Status run(fla_call* call, void* workspace, std::size_t workspace_bytes, const fla::Kept& kept) {
+  const fla::RunOptions options{.workspace = {static_cast<std::byte*>(workspace), workspace_bytes},
+                                .kept = kept,
+                                .stream = call->own_stream ? &call->stream : nullptr};
+  fla::Status s;
+  if (call->prepared) {
+    s = call->prepared.run(call->call.args(), options);
+  } else if (workspace == nullptr && kept.memory.empty() && !call->own_stream) {
+    s = call->call.run(*call->ctx);
+  } else {
+    // A stream or kept memory of the call's own comes with a workspace that it may have left to the library.
+    if (workspace == nullptr) {
+      if (s = prepare(call); s) s = call->prepared.run(call->call.args(), options);
+    } else {
+      s = call->call.run(*call->ctx, options);
+    }
+  }
+  if (s) call->backend = fla::last_route().backend;
+  return s;
 }
 
 }  // namespace
@@ -162,7 +194,7 @@ fla_code fla_call_create(fla_context* ctx, const char* function, fla_call** out)
     if (function == nullptr) return null_argument("fla_call_create", "function");
     auto made = fla::DynamicCall::make(ctx->ctx.registry(), function);
     if (!made) return made.status();
-    *out = new fla_call{&ctx->ctx, std::move(*made), {}};
+    *out = new fla_call{.ctx = &ctx->ctx, .call = std::move(*made), .outputs = {}, .prepared = {}, .stream = {}};
     return {};
   });
 }
@@ -231,24 +263,62 @@ fla_code fla_call_bind(fla_call* call, const char* output, const DLTensor* tenso
   });
 }
 
+fla_code fla_call_set_stream(fla_call* call, void* stream, int device) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_set_stream", "call");
+    call->stream = {stream, device};
+    call->own_stream = true;
+    return {};
+  });
+}
+
+fla_code fla_call_prepare(fla_call* call) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_prepare", "call");
+    return prepare(call);
+  });
+}
+
 fla_code fla_call_workspace(fla_call* call, size_t* bytes) {
   return guarded([&]() -> fla::Status {
     if (call == nullptr) return null_argument("fla_call_workspace", "call");
     if (bytes == nullptr) return null_argument("fla_call_workspace", "bytes");
+    if (call->prepared) {
+      *bytes = call->prepared.workspace_bytes();
+      return {};
+    }
     auto need = call->call.workspace_bytes(*call->ctx);
     if (need) *bytes = *need;
     return need.status();
   });
 }
 
+fla_code fla_call_keeps(fla_call* call, size_t* bytes, uint64_t* layout) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_keeps", "call");
+    if (bytes == nullptr) return null_argument("fla_call_keeps", "bytes");
+    if (layout == nullptr) return null_argument("fla_call_keeps", "layout");
+    if (!call->prepared)
+      if (fla::Status s = prepare(call); !s) return s;
+    *bytes = call->prepared.keeps_bytes();
+    *layout = call->prepared.keeps_layout();
+    return {};
+  });
+}
+
 fla_code fla_call_run(fla_call* call, void* workspace, size_t workspace_bytes) {
   return guarded([&]() -> fla::Status {
     if (call == nullptr) return null_argument("fla_call_run", "call");
-    fla::Status s = workspace == nullptr
-                        ? call->call.run(*call->ctx)
-                        : call->call.run(*call->ctx, {static_cast<std::byte*>(workspace), workspace_bytes});
-    if (s) call->backend = fla::last_route().backend;
-    return s;
+    return run(call, workspace, workspace_bytes, {});
+  });
+}
+
+fla_code fla_call_run_kept(fla_call* call, void* workspace, size_t workspace_bytes, void* kept, size_t kept_bytes,
+                           uint64_t layout) {
+  return guarded([&]() -> fla::Status {
+    if (call == nullptr) return null_argument("fla_call_run_kept", "call");
+    if (kept == nullptr) return null_argument("fla_call_run_kept", "kept");
+    return run(call, workspace, workspace_bytes, {{static_cast<std::byte*>(kept), kept_bytes}, layout});
   });
 }
 

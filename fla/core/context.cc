@@ -1,19 +1,14 @@
 #include "fla/core/context.h"
 
-#include <mutex>
-#include <set>
-#include <utility>
+#include <span>
+#include <string>
 
+#include "fla/core/context_core.h"
 #include "fla/core/tensor.h"
 #include "fla/core/text.h"
 #include "fla/registry/registry.h"
 
 namespace fla {
-
-struct Context::LogState {
-  std::mutex mutex;
-  std::set<std::pair<const void*, int>> seen;
-};
 
 namespace {
 
@@ -34,23 +29,57 @@ Status check_options(const ContextOptions& o, const Registry& registry) {
 
 }  // namespace
 
-Context::Context(ContextOptions options)
-    : options_(std::move(options)),
-      registry_(options_.registry != nullptr ? options_.registry : &Registry::global()),
-      status_(check_options(options_, *registry_)),
-      pool_(status_ ? options_.threads : 1, status_ ? std::span<const int>(options_.affinity) : std::span<const int>()),
-      log_state_(std::make_unique<LogState>()) {}
+namespace detail {
 
-Context::~Context() = default;
+namespace {
 
-void Context::log_once(const void* key, int kind, const LogRecord& record) const {
-  if (!options_.log) return;
-  {
-    const std::lock_guard lock(log_state_->mutex);
-    if (!log_state_->seen.emplace(key, kind).second) return;
-  }
-  options_.log(record);
+constexpr std::size_t kLogSlots = 4096;
+
+}  // namespace
+
+ContextCore::ContextCore(ContextOptions o)
+    : options(std::move(o)),
+      registry(options.registry != nullptr ? options.registry : &Registry::global()),
+      status(check_options(options, *registry)),
+      pool(status ? options.threads : 1, status ? std::span<const int>(options.affinity) : std::span<const int>()) {
+  if (options.log) logged = std::make_unique<std::atomic<std::uintptr_t>[]>(kLogSlots);
 }
+
+void ContextCore::log_once(const void* key, int kind, const LogRecord& record) {
+  if (!logged) return;
+  // An open hash table of keys; a kind is a byte beside the address that the key is. When it is full, all is told again.
+  const std::uintptr_t seen = reinterpret_cast<std::uintptr_t>(key) + static_cast<std::uintptr_t>(kind);
+  for (std::size_t i = 0; i < kLogSlots; ++i) {
+    std::atomic<std::uintptr_t>& slot = logged[(seen / 8 + seen + i) % kLogSlots];
+    std::uintptr_t there = 0;
+    if (slot.compare_exchange_strong(there, seen, std::memory_order_relaxed)) break;
+    if (there == seen) return;
+  }
+  options.log(record);
+}
+
+void ContextCore::close() {
+  unsigned now = users.fetch_or(kClosed, std::memory_order_acq_rel) | kClosed;
+  while (now != kClosed) {
+    users.wait(now, std::memory_order_acquire);
+    now = users.load(std::memory_order_acquire);
+  }
+}
+
+}  // namespace detail
+
+Context::Context(ContextOptions options) : core_(new detail::ContextCore(std::move(options))) {}
+
+Context::~Context() {
+  core_->close();
+  core_->release();
+}
+
+const Status& Context::status() const { return core_->status; }
+const ContextOptions& Context::options() const { return core_->options; }
+const Registry& Context::registry() const { return *core_->registry; }
+ThreadPool& Context::pool() const { return core_->pool; }
+void Context::log_once(const void* key, int kind, const LogRecord& record) const { core_->log_once(key, kind, record); }
 
 std::string shape_string(std::span<const std::int64_t> dims) {
   std::string s = "[";

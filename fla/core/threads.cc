@@ -262,9 +262,9 @@ Status ThreadPool::check(int threads, std::span<const int> affinity) {
                                      std::to_string(affinity[bad])};
 }
 
-ThreadPool::ThreadPool(int threads, std::span<const int> affinity) : impl_(std::make_unique<Impl>(threads, affinity)) {}
+ThreadPool::ThreadPool(int threads, std::span<const int> affinity) : impl_(new Impl(threads, affinity)) {}
 
-ThreadPool::~ThreadPool() = default;
+ThreadPool::~ThreadPool() { delete impl_; }
 
 int ThreadPool::size() const { return impl_->size; }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <type_traits>
 
@@ -46,7 +45,7 @@ class FLA_API ThreadPool {
   void run_erased(std::int64_t tasks, TaskFn fn, void* arg);
 
   struct Impl;
-  std::unique_ptr<Impl> impl_;
+  Impl* impl_;  // owned
 };
 
 }  // namespace fla

@@ -52,8 +52,16 @@ class FLA_API DynamicCall {
     return run_call(ctx, *entry_, args_.get());
   }
   Status run(const Context& ctx, std::span<std::byte> workspace) const {
+    return run(ctx, RunOptions{.workspace = workspace});
+  }
+  Status run(const Context& ctx, const RunOptions& options) const {
     log_warnings(ctx);
-    return run_call(ctx, *entry_, args_.get(), workspace);
+    return run_call(ctx, *entry_, args_.get(), options);
+  }
+  // Checked, dispatched, planned and sized once; later runs take this object's args as they are then.
+  Result<PreparedCall> prepare(const Context& ctx) const {
+    log_warnings(ctx);
+    return PreparedCall::make(ctx, *entry_, args_.get());
   }
 
   // The backward of this function with the same inputs and flags set; Unsupported when it has none.

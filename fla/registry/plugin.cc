@@ -29,7 +29,7 @@ Status bad(const std::string& path, const std::string& text) {
 // One function of a plug-in, as its three erased kernels share it. Names and functions are copied: nothing of the
 // plug-in's own memory is read again after loading.
 struct Served {
-  std::string plugin;
+  std::string plugin, kernel;
   fla_plugin_function entry{};
   bool backward = false;
   std::vector<std::string> names;  // of spec.args
@@ -101,7 +101,7 @@ void parallel_for(const fla_plugin_call* call, std::int64_t tasks, void (*body)(
   static_cast<ThreadPool*>(call->host)->run(tasks, [=](std::int64_t task, int worker) { body(user, task, worker); });
 }
 
-Verdict verify(const Served& s, const void* args, const CallInfo& info) {
+Verdict verify_plugin(const Served& s, const void* args, const CallInfo& info) {
   if (s.entry.verify == nullptr) return accept();
   CallView view(s, args, info, CallView::Data::Hidden);
   if (s.entry.verify(&view.call()) != 0) return accept();
@@ -109,7 +109,7 @@ Verdict verify(const Served& s, const void* args, const CallInfo& info) {
   return reject(reason.empty() ? "refused without a reason" : std::move(reason));
 }
 
-std::size_t workspace(const Served& s, const void* args, const CallInfo& info) {
+std::size_t plugin_workspace(const Served& s, const void* args, const CallInfo& info) {
   if (s.entry.workspace == nullptr) return 0;
   CallView view(s, args, info, CallView::Data::Hidden);
   const std::size_t need = s.entry.workspace(&view.call());
@@ -119,8 +119,9 @@ std::size_t workspace(const Served& s, const void* args, const CallInfo& info) {
   return (need + kAlign - 1) / kAlign * kAlign + kAlign - 1;
 }
 
-Status launch(const Served& s, const void* args, const CallInfo& info, std::span<std::byte> given) {
+Status launch_plugin(const Served& s, const void* args, const CallInfo& info, const LaunchInfo& l) {
   CallView view(s, args, info, CallView::Data::Shown);
+  const std::span<std::byte> given = l.workspace;
   fla_plugin_call& call = view.call();
   if (!given.empty()) {
     // The last place that is aligned, so that its end is the end of what was given.
@@ -129,9 +130,11 @@ Status launch(const Served& s, const void* args, const CallInfo& info, std::span
     const std::size_t after = (end - call.workspace_bytes) % kAlign;
     call.workspace = given.data() + (given.size() - call.workspace_bytes - after);
   }
-  if (info.device.type == DeviceType::Cpu && info.pool != nullptr) {
-    call.host = info.pool;
+  if (info.device.type == DeviceType::Cpu && l.pool != nullptr) {
+    call.host = l.pool;
     call.parallel_for = parallel_for;
+  } else {
+    call.stream = l.stream.handle;
   }
   const std::string who = info.spec.name + ": " + s.plugin + ": ";
   fla_code code = FLA_INTERNAL;
@@ -156,6 +159,23 @@ Status launch(const Served& s, const void* args, const CallInfo& info, std::span
   }
   return {Code::Internal, who + "returned " + std::to_string(static_cast<long long>(code)) + ", which is no fla_code"};
 }
+
+class PluginPlan final : public Plan {
+ public:
+  PluginPlan(const Served& s, const void* args, const CallInfo& info)
+      : served_(s), args_(args), info_(info), workspace_(plugin_workspace(s, args, info)) {}
+  KernelName kernel() const override { return {served_.kernel}; }
+  std::size_t workspace() const override { return workspace_; }
+  bool wants_alignment() const override { return true; }  // its verifier saw the tensors' memory
+  void rebind() override {}
+  Status launch(const LaunchInfo& l) const override { return launch_plugin(served_, args_, info_, l); }
+
+ private:
+  const Served& served_;
+  const void* args_;
+  const CallInfo info_;
+  std::size_t workspace_;
+};
 
 Status check_name(const std::string& path, const char* given) {
   const std::string name = given != nullptr ? given : "";
@@ -201,6 +221,7 @@ Status check_function(const Registry& r, const std::string& path, const fla_plug
       return {Code::Internal, spec.name + ": more arguments than the plug-in interface passes on"};
     auto served = std::make_shared<Served>();
     served->plugin = p.name;
+    served->kernel = f.kernel != nullptr ? f.kernel : p.name;
     served->entry = f;
     served->backward = backward;
     for (const ArgSpec& a : spec.args) served->names.push_back(plugin_tensor_name(a));
@@ -272,7 +293,7 @@ Result<Plugin> load_plugin(Registry& r, const std::string& path, const WrapKerne
   Backend backend;
   backend.name = info.name;
   backend.package = "plug-in " + path;
-  backend.env = "FLA_BACKEND_";
+  backend.env = "FLA_CPP_BACKEND_";
   for (const char c : info.name) backend.env += static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
   backend.priority = p.priority;
   backend.device = info.device;
@@ -287,11 +308,12 @@ Result<Plugin> load_plugin(Registry& r, const std::string& path, const WrapKerne
     ErasedKernel k;
     k.function = spec->name;
     k.backend = info.name;
-    k.name = served->entry.kernel != nullptr ? served->entry.kernel : info.name;
-    k.verify = [s = served](const void* a, const CallInfo& c) { return verify(*s, a, c); };
-    k.workspace = [s = served](const void* a, const CallInfo& c) { return workspace(*s, a, c); };
-    k.launch = [s = served](const void* a, const CallInfo& c, std::span<std::byte> w) { return launch(*s, a, c, w); };
-    r.add_kernel(wrap ? wrap(std::move(k), *spec) : std::move(k));
+    k.name = served->kernel;
+    k.make = [s = served](const void* a, const CallInfo& c, PlanMemory& memory, Verdict& v) -> Plan* {
+      v = verify_plugin(*s, a, c);
+      return v.accepted ? memory.make<PluginPlan>(*s, a, c) : nullptr;
+    };
+    static_cast<void>(r.add_kernel(wrap ? wrap(std::move(k), *spec) : std::move(k)));  // check_function saw the names
   }
   return info;
 }

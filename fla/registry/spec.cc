@@ -88,11 +88,6 @@ const std::string& FunctionSpec::dim_symbol(const ArgSpec& a, std::size_t axis, 
 
 namespace {
 
-std::int64_t index_at(const TensorView& t, std::int64_t i) {
-  return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(t.at(i))
-                               : *reinterpret_cast<const std::int64_t*>(t.at(i));
-}
-
 struct Checker {
   const FunctionSpec& spec;
   const void* args;
@@ -249,8 +244,22 @@ struct Checker {
         return bad(a.name, "must not decrease, but entry " + std::to_string(i) + " is " + std::to_string(at(i)) +
                                " after " + std::to_string(at(i - 1)));
     const std::int64_t last = at(t.dim(0) - 1);
-    if (last != dims["T"])
-      return bad(a.name, "must end at T = " + std::to_string(dims["T"]) + ", ends at " + std::to_string(last));
+    if (last != dims[a.cuts])
+      return bad(a.name,
+                 "must end at " + a.cuts + " = " + std::to_string(dims[a.cuts]) + ", ends at " + std::to_string(last));
+    return {};
+  }
+
+  // The same table in the host's memory, for kernels that cannot read the first one's.
+  Status host_copy(const ArgSpec& a, const TensorView& t) const {
+    const TensorView& of = view(*spec.find_arg(a.host_of));
+    if (!of) return bad(a.name, "given without " + a.host_of);
+    if (t.device.type != DeviceType::Cpu) return bad(a.name, "must be in host memory");
+    if (Status s = boundaries(a, t); !s) return s;
+    for (std::int64_t i = 0; of.device.type == DeviceType::Cpu && i < of.dim(0); ++i)
+      if (index_at(of, i) != index_at(t, i))
+        return bad(a.name, "expected the values of " + a.host_of + ", but entry " + std::to_string(i) + " is " +
+                               std::to_string(index_at(t, i)) + ", not " + std::to_string(index_at(of, i)));
     return {};
   }
 
@@ -282,12 +291,14 @@ struct Checker {
 
     if (Status s = flags(); !s) return s;
 
-    const ArgSpec* cu = spec.find_arg("cu_seqlens");
-    const TensorView* packed = cu != nullptr && view(*cu) ? &view(*cu) : nullptr;
-    if (packed != nullptr) {
-      if (packed->ndim != 1 || packed->dim(0) < 2)
-        return bad("cu_seqlens", "expected shape [N+1] with N >= 1, got " + shape_string(packed->dims()));
-      dims.set("N", packed->dim(0) - 1);
+    bool packed = false;
+    for (const auto& a : spec.args) {
+      if (a.cuts.empty() || !a.host_of.empty() || !view(a)) continue;
+      const TensorView& t = view(a);
+      if (t.ndim != 1 || t.dim(0) < 2)
+        return bad(a.name, "expected shape [N+1] with N >= 1, got " + shape_string(t.dims()));
+      if (!packed) dims.set("N", t.dim(0) - 1);
+      packed = true;
     }
     for (const auto& a : spec.args) {
       const TensorView& t = view(a);
@@ -306,37 +317,33 @@ struct Checker {
       if (first == nullptr) {
         first = &a;
         device = t.device;
-      } else if (!(t.device == device) && a.name != "cu_seqlens_cpu") {
+      } else if (!(t.device == device) && a.host_of.empty()) {
         const auto text = [](Device d) {
           return d.type == DeviceType::Cpu ? std::string("cpu") : "cuda:" + std::to_string(d.index);
         };
         return bad(a.name, "expected on " + text(device) + " (as " + first->name + "), got " + text(t.device));
       }
     }
-    if (packed != nullptr) {
-      if (dims["B"] != 1) return bad("cu_seqlens", "packed sequences need B = 1, got B = " + std::to_string(dims["B"]));
-      if (packed->device.type == DeviceType::Cpu)
-        if (Status s = boundaries(*cu, *packed); !s) return s;
-    } else {
-      dims.set("N", dims["B"]);
-    }
-    if (const ArgSpec* host = spec.find_arg("cu_seqlens_cpu"); host != nullptr && view(*host)) {
-      if (packed == nullptr) return bad(host->name, "given without cu_seqlens");
-      if (view(*host).device.type != DeviceType::Cpu) return bad(host->name, "must be in host memory");
-      if (Status s = boundaries(*host, view(*host)); !s) return s;
-      for (std::int64_t i = 0; packed->device.type == DeviceType::Cpu && i < packed->dim(0); ++i)
-        if (index_at(*packed, i) != index_at(view(*host), i))
-          return bad(host->name, "expected the values of cu_seqlens, but entry " + std::to_string(i) + " is " +
-                                     std::to_string(index_at(view(*host), i)) + ", not " +
-                                     std::to_string(index_at(*packed, i)));
+    if (dims.full()) return {Code::Internal, spec.name + ": its description has more sizes than a call has room for"};
+    if (!packed) dims.set("N", dims["B"]);
+    for (const auto& a : spec.args) {
+      const TensorView& t = view(a);
+      if (a.cuts.empty() || !t) continue;
+      if (a.host_of.empty()) {
+        if (dims["B"] != 1) return bad(a.name, "packed sequences need B = 1, got B = " + std::to_string(dims["B"]));
+        if (t.device.type == DeviceType::Cpu)
+          if (Status s = boundaries(a, t); !s) return s;
+      } else if (Status s = host_copy(a, t); !s) {
+        return s;
+      }
     }
     // Whatever a kernel multiplies (states times tokens, scores) stays below this, so sizes and offsets fit 64 bits.
     std::int64_t all = 64;
-    for (const char* symbol : {"B", "T", "H", "K", "V", "D", "R", "S"}) {
-      std::int64_t n = std::max<std::int64_t>(dims[symbol], 1);
-      if (symbol[0] == 'B') n = std::max(n, dims["P"]);
-      if (symbol[0] == 'T') n = std::max(n, dims["N"]);
-      if (symbol[0] == 'H') n = std::max(n, dims["HV"]);
+    constexpr const char* kAxes[][3] = {{"B", "P"}, {"T", "N"}, {"H", "HV", "HQ"}, {"K"}, {"V"}, {"D"}, {"R"}, {"S"}};
+    for (const auto& axis : kAxes) {
+      std::int64_t n = 1;
+      for (const char* symbol : axis)
+        if (symbol != nullptr) n = std::max(n, dims[symbol]);
       if (__builtin_mul_overflow(all, n, &all))
         return bad(spec.args.front().name,
                    "the call's sizes together overflow 64 bits: shape " + shape_string(view(spec.args.front()).dims()));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -18,6 +19,7 @@
 #include "fla/core/export.h"
 #include "fla/core/status.h"
 #include "fla/core/tensor.h"
+#include "fla/registry/call.h"
 
 namespace fla {
 
@@ -64,6 +66,25 @@ enum class Role : std::uint8_t {
 using FlagValue = std::variant<std::monostate, bool, std::int64_t, double>;
 FLA_API std::string to_string(const FlagValue& v);
 
+// A view's place in an args struct, found once from its member pointer: checks ask for it at every call.
+class Member {
+ public:
+  Member() = default;
+  // `args`: any object of the struct, and `view` its member.
+  Member(const void* args, const TensorView& view)
+      : offset_(reinterpret_cast<const std::byte*>(&view) - static_cast<const std::byte*>(args)) {}
+  explicit operator bool() const { return offset_ >= 0; }
+  TensorView& operator()(void* args) const {
+    return *reinterpret_cast<TensorView*>(static_cast<std::byte*>(args) + offset_);
+  }
+  const TensorView& operator()(const void* args) const {
+    return *reinterpret_cast<const TensorView*>(static_cast<const std::byte*>(args) + offset_);
+  }
+
+ private:
+  std::ptrdiff_t offset_ = -1;
+};
+
 struct ArgSpec {
   std::string name;  // "q"; of a gradient "dq"
   std::string of;    // the tensor a gradient belongs to: "q", "o"
@@ -81,10 +102,12 @@ struct ArgSpec {
   // An output that a call writes in part (a pool of states) starts as the input named here: its memory is that input's
   // own, which an absent output means, or holds a copy of it.
   std::string starts_as;
+  std::string cuts;     // boundaries of packed sequences: the axis that they cut ("T"); empty: no boundaries
+  std::string host_of;  // the same table in the host's memory as the input named here
   std::function<bool(const void*)> only_when;  // calls that have this output; empty: all
   std::string only_when_text;
   Gen gen;
-  std::function<TensorView&(void*)> get;
+  Member get;  // where the args struct has it
 
   // What files and callers by name call it: "q", "out.o", "grad_out.o", "grad.q".
   FLA_API std::string name_in_files() const;
@@ -127,12 +150,17 @@ class Dims {
         items_[i].second = value;
         return;
       }
-    if (size_ < items_.size()) items_[size_++] = {symbol, value};
+    if (size_ < items_.size())
+      items_[size_++] = {symbol, value};
+    else
+      full_ = true;
   }
+  bool full() const { return full_; }  // a symbol more than there is room for: a description that nothing can check
 
  private:
-  std::array<std::pair<std::string_view, std::int64_t>, 16> items_{};
+  std::array<std::pair<std::string_view, std::int64_t>, 24> items_{};
   std::size_t size_ = 0;
+  bool full_ = false;
 };
 
 // The value of an axis symbol: a number, a size, "N+1", or a product of those ("T*R"). `leaf` knows the sizes and gives
@@ -214,13 +242,6 @@ Status check_overlaps(const FunctionSpec& spec, const void* args);
 
 // ---- the builder -------------------------------------------------------------------------------------------------
 
-// A typed name: a kernel registered for it must take the same args struct, so a misspelt or mistyped registration does
-// not compile.
-template <typename A>
-struct FunctionId {
-  const char* name;
-};
-
 struct ArgOptions {
   Types types = Types::Wide;
   std::vector<std::string> other_dims{};  // further shapes: "B T HV V"
@@ -229,6 +250,8 @@ struct ArgOptions {
   std::string requested_by{};
   std::string swapped_by{};
   std::string starts_as{};
+  std::string cuts{};     // of boundaries [N+1]: the axis that they cut; empty: "T"
+  std::string host_of{};  // of a host copy: what it copies
   std::string doc{};
 };
 
@@ -537,10 +560,13 @@ class OpSpec {
     a.requested_by = o.requested_by;
     a.swapped_by = o.swapped_by;
     a.starts_as = o.starts_as;
+    a.host_of = o.host_of;
     a.doc = o.doc;
     a.dims = split(dims);
+    if (o.types == Types::Index && a.dims.size() == 1 && a.dims[0] == "N+1") a.cuts = o.cuts.empty() ? "T" : o.cuts;
     for (const auto& other : o.other_dims) a.other_dims.push_back(split(other));
-    a.get = [m](void* p) -> TensorView& { return static_cast<Base*>(p)->*m; };
+    const Base args{};
+    a.get = Member(&args, args.*m);
     return a;
   }
   OpSpec& input(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o, bool required) {
@@ -548,8 +574,8 @@ class OpSpec {
     a.required = required;
     a.grad = grad != nullptr;
     fwd_.args.push_back(a);
-    // F is G's only base and comes first, but go through the conversion all the same.
-    a.get = [m](void* p) -> TensorView& { return static_cast<F&>(*static_cast<G*>(p)).*m; };
+    const G args{};
+    a.get = Member(&args, static_cast<const F&>(args).*m);
     bwd_.args.push_back(std::move(a));
     if (grad != nullptr) {
       ArgSpec d = make("d" + name, grad, dims, Role::Gradient,

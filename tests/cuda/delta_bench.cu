@@ -40,8 +40,9 @@ bool check_forward(const char* name, const char* how, DeltaData& d, std::size_t 
 
 bool check(const char* name, const DeltaCase& c, const DeviceInfo& device, double limit) {
   DeltaData d(c);
-  return check_forward(name, delta_forward_plan(d.device, device).name, d, delta_forward_workspace(d.device, device),
-                       limit, [&](std::span<std::byte> ws) { return delta_forward(d.device, device, {}, ws); });
+  return check_forward(name, delta_forward_kernel(d.device, delta_forward_plan(d.device, device)).c_str(), d,
+                       delta_forward_workspace(d.device, device), limit,
+                       [&](std::span<std::byte> ws) { return delta_forward(d.device, device, {}, ws); });
 }
 
 // The forward with blocks of `columns` value channels and time cut every `chunks` chunks.
@@ -141,7 +142,7 @@ void time_call(const char* op, const char* mode, const Shape& x, const DeltaPlan
       "%-10s %-21s %-3s %8.4f ms  p10 %8.4f p90 %8.4f  %s columns %d stages %d blocks %lld segment %d "
       "workspace %.1f MiB\n",
       op, x.name, mode, static_cast<double>(ms[ms.size() / 2]), static_cast<double>(ms[ms.size() / 10]),
-      static_cast<double>(ms[ms.size() * 9 / 10]), plan.name, static_cast<int>(plan.columns), plan.stages,
+      static_cast<double>(ms[ms.size() * 9 / 10]), plan.text().c_str(), static_cast<int>(plan.columns), plan.stages,
       static_cast<long long>(p.N * p.HV * plan.parts), static_cast<int>(plan.segment),
       static_cast<double>(bytes) / 1048576.0);
   cudaEventDestroy(begin);

@@ -11,11 +11,24 @@
 #include <vector>
 
 #include "fla/core/threads.h"
+#include "fla/engine/delta/cuda/entry.h"
 #include "fla/engine/delta/problem.h"
 #include "fla/engine/delta/ref.h"
 #include "tests/cuda/device_array.h"
 
 namespace fla::cuda {
+
+// Why the engine refuses a problem; empty where it does not.
+inline std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& d) {
+  DeltaPlan plan;
+  std::string why;
+  return delta_plan_forward(p, d, {}, plan, &why) ? std::string() : why;
+}
+inline std::string delta_backward_refusal(const DeltaBackwardProblem& p, const DeviceInfo& d) {
+  DeltaPlan plan;
+  std::string why;
+  return delta_plan_backward(p, d, {}, plan, &why) ? std::string() : why;
+}
 
 struct DeltaCase {
   std::int64_t B = 1, T = 64, H = 1, HV = 1, K = 64, V = 64;

@@ -20,6 +20,18 @@
 
 namespace fla::cuda {
 
+// Why the engine refuses a problem; empty where it does not.
+inline std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
+  DiagPlan plan;
+  std::string why;
+  return diag_plan_forward(p, d, {}, plan, &why) ? std::string() : why;
+}
+inline std::string diag_backward_refusal(const DiagBackwardProblem& p, const DeviceInfo& d) {
+  DiagBackwardPlan plan;
+  std::string why;
+  return diag_plan_backward(p, d, {}, plan, &why) ? std::string() : why;
+}
+
 // Both copies of a tensor. The host one of an output is F64.
 struct TestTensor {
   TensorView host, device;

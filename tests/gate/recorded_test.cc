@@ -1,5 +1,5 @@
 // Recorded cases: what FLA computed, recomputed by every backend in F32, BF16 and F16. The files come from outside and
-// have the last word. FLA_GOLDEN names their folder; without it the subset in tests/golden is used. Also the driver
+// have the last word. FLA_CPP_GOLDEN names their folder; without it the subset in tests/golden is used. Also the driver
 // itself: a file it must refuse, a value it must catch.
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ using tools::CheckOptions;
 using tools::CheckResult;
 
 fs::path golden() {
-  const char* given = std::getenv("FLA_GOLDEN");
+  const char* given = std::getenv("FLA_CPP_GOLDEN");
   return given != nullptr && *given != '\0' ? fs::path(given) : fs::path(FLA_SOURCE_DIR) / "tests/golden";
 }
 

@@ -52,7 +52,7 @@ class Values : public ::testing::Test {
                            .name = "count",
                            .verify = {},
                            .workspace = {},
-                           .launch = [this](const A&, const CallInfo&, std::span<std::byte>) {
+                           .launch = [this](const A&, const CallInfo&, const LaunchInfo&) {
                              ++launched;
                              return Status();
                            }});

@@ -262,7 +262,7 @@ TEST_F(LoopProgram, OnAGpuTooBuildsAreComparedAndCheatsCaught) {
     EXPECT_NE(r.err.find("--device: expected cpu, got 'cuda': "), std::string::npos) << r.err;
     return;
   }
-  setenv("FLA_EMULATOR_SHARED", "1", 1);
+  setenv("FLA_CPP_EMULATOR_SHARED", "1", 1);
   setenv("FLA_NVML", "/nonexistent/libnvidia-ml.so.1", 1);
   r = fla(on_gpu(small("HEAD", "20")));
   const Json j = r.json();
@@ -617,7 +617,7 @@ TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {
 }
 
 TEST_F(LoopProgram, ABucketThatSlowsOtherShapesIsTakenBack) {
-  if (std::getenv("FLA_LONG_TESTS") == nullptr) GTEST_SKIP() << "takes minutes; FLA_LONG_TESTS=1 runs it";
+  if (std::getenv("FLA_CPP_LONG_TESTS") == nullptr) GTEST_SKIP() << "takes minutes; FLA_CPP_LONG_TESTS=1 runs it";
   plant("SlowSmall");
   commit("slow kernel");
   ASSERT_EQ(fla(init("B1_T1_H16_D128")).code, 0);

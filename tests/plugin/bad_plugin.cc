@@ -1,4 +1,4 @@
-// The example plug-in with one defect, which the environment variable FLA_TEST_PLUGIN names; without it none.
+// The example plug-in with one defect, which the environment variable FLA_CPP_TEST_PLUGIN names; without it none.
 #include <unistd.h>
 
 #include <atomic>
@@ -17,7 +17,7 @@ namespace {
 
 const std::string& defect() {
   static const std::string name = [] {
-    const char* v = std::getenv("FLA_TEST_PLUGIN");
+    const char* v = std::getenv("FLA_CPP_TEST_PLUGIN");
     return std::string(v != nullptr ? v : "");
   }();
   return name;

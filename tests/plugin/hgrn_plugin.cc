@@ -1,5 +1,5 @@
 // A plug-in with a backward: fused_recurrent_hgrn in F32, one channel of one sequence after the other. With
-// FLA_TEST_PLUGIN=wrong_backward its gradient of the gates lacks the newest token, segv_backward crashes there.
+// FLA_CPP_TEST_PLUGIN=wrong_backward its gradient of the gates lacks the newest token, segv_backward crashes there.
 #include <cmath>
 #include <csignal>
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace {
 
 bool is(const char* defect) {
-  const char* v = std::getenv("FLA_TEST_PLUGIN");
+  const char* v = std::getenv("FLA_CPP_TEST_PLUGIN");
   return v != nullptr && std::strcmp(v, defect) == 0;
 }
 

@@ -51,7 +51,7 @@ class PluginTool : public ::testing::Test {
   }
   void TearDown() override { fs::remove_all(dir_); }
 
-  // Runs the program with FLA_TEST_PLUGIN = defect.
+  // Runs the program with FLA_CPP_TEST_PLUGIN = defect.
   Ended fla(const std::string& defect, const Words& args) const {
     const fs::path out = dir_ / "stdout", err = dir_ / "stderr";
     posix_spawn_file_actions_t actions;
@@ -62,7 +62,7 @@ class PluginTool : public ::testing::Test {
     std::vector<char*> argv{const_cast<char*>(FLA_PROGRAM)};
     for (const auto& a : args) argv.push_back(const_cast<char*>(a.c_str()));
     argv.push_back(nullptr);
-    const std::string variable = "FLA_TEST_PLUGIN=" + defect;
+    const std::string variable = "FLA_CPP_TEST_PLUGIN=" + defect;
     std::vector<char*> env;
     for (char** e = environ; *e != nullptr; ++e) env.push_back(*e);
     env.push_back(const_cast<char*>(variable.c_str()));
@@ -257,10 +257,10 @@ TEST_F(PluginTool, RunGoesThroughDispatch) {
 }
 
 TEST_F(PluginTool, TheEnvironmentDisablesIt) {
-  setenv("FLA_BACKEND_BAD", "0", 1);
+  setenv("FLA_CPP_BACKEND_BAD", "0", 1);
   const Ended r = fla("first", {"explain", "chunk_simple_gla", "--shape", "T=64,H=2,D=16", "--plugin", FLA_BAD_PLUGIN});
-  unsetenv("FLA_BACKEND_BAD");
-  EXPECT_HAS(r.out, "FLA_BACKEND_BAD is 0");
+  unsetenv("FLA_CPP_BACKEND_BAD");
+  EXPECT_HAS(r.out, "FLA_CPP_BACKEND_BAD is 0");
 }
 
 TEST_F(PluginTool, AGreenResultStaysGreenWhenItDiesAfterwards) { EXPECT_EQ(gate("dies_at_end").code, 0); }
@@ -449,7 +449,7 @@ TEST_F(PluginTool, DefectsThatShowOnlyWhileTimingAreSeen) {
 // ---- the library's own interface
 
 TEST(PluginLibrary, ALoadedPluginIsABackendOfEveryContext) {
-  unsetenv("FLA_TEST_PLUGIN");
+  unsetenv("FLA_CPP_TEST_PLUGIN");
   const char* name = nullptr;
   EXPECT_EQ(fla_load_plugin(nullptr, nullptr), FLA_INVALID_ARGUMENT);
   EXPECT_EQ(fla_load_plugin("/nonexistent.so", &name), FLA_INVALID_ARGUMENT);

@@ -385,12 +385,12 @@ TEST_F(Cli, RunRefusesAndWritesNothing) {
 
 TEST_F(Cli, WhatThisMachineCannotServeIsUsageWithTheReason) {
   const std::string in = input_file("in.safetensors");
-  ASSERT_EQ(setenv("FLA_BACKEND_CPU", "0", 1), 0);
+  ASSERT_EQ(setenv("FLA_CPP_BACKEND_CPU", "0", 1), 0);
   const Ended r = fla({"run", "chunk_gla", "--in", in, "--out", path("o"), "--backend", "cpu", "--json"});
   const Ended explained = fla({"explain", "chunk_gla", "--shape", "T=9,H=1,D=4", "--backend", "cpu", "--json"});
-  unsetenv("FLA_BACKEND_CPU");
+  unsetenv("FLA_CPP_BACKEND_CPU");
   EXPECT_EQ(r.code, 2);
-  EXPECT_HAS(r.err, "cpu: disabled: FLA_BACKEND_CPU is 0");
+  EXPECT_HAS(r.err, "cpu: disabled: FLA_CPP_BACKEND_CPU is 0");
   EXPECT_EQ(r.json()["error"]["exit"], 2) << r.out;
   EXPECT_FALSE(fs::exists(path("o")));
   EXPECT_EQ(explained.code, 2);

@@ -400,8 +400,8 @@ TEST_F(SafeTensors, ViewsOutliveTheReplacedFile) {
 }
 
 TEST(SafeTensorsGolden, EveryRecordedFileOpens) {
-  const char* folder = std::getenv("FLA_GOLDEN");
-  if (folder == nullptr) GTEST_SKIP() << "FLA_GOLDEN is not set";
+  const char* folder = std::getenv("FLA_CPP_GOLDEN");
+  if (folder == nullptr) GTEST_SKIP() << "FLA_CPP_GOLDEN is not set";
   int files = 0;
   for (const auto& e : fs::recursive_directory_iterator(folder)) {
     if (e.path().extension() != ".safetensors") continue;

@@ -266,7 +266,7 @@ bool same_memory(const TensorView& a, const TensorView& b) {
 }
 
 Status run_guarded(const ErasedKernel& k, const FunctionSpec& spec, const void* args, const CallInfo& info,
-                   std::span<std::byte> given) {
+                   const LaunchInfo& given) {
   // Tensors end at a guard page in one call and begin at one in the next.
   static std::atomic<unsigned> calls{0};
   const bool at_end = calls.fetch_add(1) % 2 == 0;
@@ -298,14 +298,21 @@ Status run_guarded(const ErasedKernel& k, const FunctionSpec& spec, const void* 
     }
   for (Guarded& t : tensors)
     if (!is_output(*t.arg) && !t.in_place) t.pages->make_read_only();
-  const Pages workspace(given.size(), true, "the workspace");
+  const Pages workspace(given.workspace.size(), true, "the workspace");
   std::memset(workspace.data(), static_cast<int>(kPoison), workspace.size());
 
   const std::string phase = spec.is_backward() ? "backward of " : "forward of ";
   Status s;
   {
     const Inside inside(phase + describe(spec, args));
-    s = k.launch(copy.get(), info, {workspace.data(), workspace.size()});
+    PlanMemory memory;
+    Verdict v;
+    const Plan* plan = k.make(copy.get(), info, memory, v);
+    LaunchInfo there = given;
+    there.workspace = {workspace.data(), workspace.size()};
+    s = plan != nullptr
+            ? plan->launch(there)
+            : Status(Code::Internal, spec.name + ": " + k.backend + ": took the call, then refused it: " + v.reason);
   }
   const auto wrong = [&](const std::string& text) {
     return Status(Code::Internal, spec.name + ": " + k.backend + ": " + text);
@@ -324,30 +331,47 @@ Status run_guarded(const ErasedKernel& k, const FunctionSpec& spec, const void* 
   return s;
 }
 
+// A plug-in's plan, whose every call is told to the trace and runs on guarded copies.
+class GuardedPlan final : public Plan {
+ public:
+  GuardedPlan(std::shared_ptr<const ErasedKernel> k, const FunctionSpec& spec, const void* args, const CallInfo& info,
+              std::unique_ptr<PlanMemory> memory)
+      : kernel_(std::move(k)), spec_(spec), args_(args), info_(info), memory_(std::move(memory)) {}
+  KernelName kernel() const override { return memory_->plan()->kernel(); }
+  std::size_t workspace() const override { return memory_->plan()->workspace(); }
+  bool wants_alignment() const override { return memory_->plan()->wants_alignment(); }
+  void rebind() override { memory_->plan()->rebind(); }
+  Status launch(const LaunchInfo& l) const override {
+    if (info_.device.type != DeviceType::Cpu || at_speed.load(std::memory_order_relaxed) > 0) {
+      const Inside inside((spec_.is_backward() ? "backward of " : "forward of ") + spec_.name + " (timed)");
+      return memory_->plan()->launch(l);
+    }
+    return run_guarded(*kernel_, spec_, args_, info_, l);
+  }
+
+ private:
+  std::shared_ptr<const ErasedKernel> kernel_;
+  const FunctionSpec& spec_;
+  const void* args_;
+  const CallInfo info_;
+  std::unique_ptr<PlanMemory> memory_;
+};
+
 ErasedKernel guard(ErasedKernel kernel, const FunctionSpec& spec) {
   const auto k = std::make_shared<const ErasedKernel>(std::move(kernel));
   ErasedKernel g;
   g.function = k->function;
   g.backend = k->backend;
   g.name = k->name;
-  g.verify = [k, &spec](const void* args, const CallInfo& info) {
-    const Inside inside("verify of " + describe(spec, args));
-    return k->verify(args, info);
-  };
-  g.workspace = [k, &spec](const void* args, const CallInfo& info) {
-    const Inside inside("workspace of " + describe(spec, args));
-    const std::size_t need = k->workspace(args, info);
-    if (need > kMostWorkspace)
-      throw std::runtime_error(fmt::format("{}: {}: workspace: asks for {} bytes", spec.name, k->backend, need));
-    return need;
-  };
-  const std::string at_speed_where = (spec.is_backward() ? "backward of " : "forward of ") + spec.name + " (timed)";
-  g.launch = [k, &spec, at_speed_where](const void* args, const CallInfo& info, std::span<std::byte> workspace) {
-    if (info.device.type != DeviceType::Cpu || at_speed.load(std::memory_order_relaxed) > 0) {
-      const Inside inside(at_speed_where);
-      return k->launch(args, info, workspace);
+  g.make = [k, &spec](const void* args, const CallInfo& info, PlanMemory& memory, Verdict& v) -> Plan* {
+    auto own = std::make_unique<PlanMemory>();
+    {
+      const Inside inside("verify of " + describe(spec, args));  // and of its workspace
+      if (k->make(args, info, *own, v) == nullptr) return nullptr;
     }
-    return run_guarded(*k, spec, args, info, workspace);
+    if (const std::size_t need = own->plan()->workspace(); need > kMostWorkspace)
+      throw std::runtime_error(fmt::format("{}: {}: workspace: asks for {} bytes", spec.name, k->backend, need));
+    return memory.make<GuardedPlan>(k, spec, args, info, std::move(own));
   };
   return g;
 }

@@ -6,20 +6,12 @@
 
 namespace fla {
 
-inline constexpr CudaEngine<DeltaProblem, DeltaBackwardProblem> kDeltaCuda = {
+inline constexpr CudaEngine<DeltaProblem, cuda::DeltaPlan, DeltaBackwardProblem, cuda::DeltaPlan> kDeltaCuda = {
     "delta",
-    {
-        cuda::delta_refusal,
-        [](const DeltaProblem& p, const DeviceInfo& d) { return cuda::delta_forward_plan(p, d).text(); },
-        cuda::delta_forward_workspace,
-        cuda::delta_forward,
-    },
-    {
-        cuda::delta_backward_refusal,
-        [](const DeltaBackwardProblem& p, const DeviceInfo& d) { return cuda::delta_backward_plan(p, d).text(); },
-        cuda::delta_backward_workspace,
-        cuda::delta_backward,
-    },
+    {cuda::delta_plan_forward, cuda::delta_forward_kernel, cuda::delta_forward_text, cuda::delta_forward_workspace,
+     cuda::delta_forward, cuda::delta_forward_kernels},
+    {cuda::delta_plan_backward, cuda::delta_backward_kernel, cuda::delta_backward_text, cuda::delta_backward_workspace,
+     cuda::delta_backward, cuda::delta_backward_kernels},
 };
 
 }  // namespace fla

@@ -6,20 +6,12 @@
 
 namespace fla {
 
-inline constexpr CudaEngine<DiagProblem, DiagBackwardProblem> kDiagCuda = {
+inline constexpr CudaEngine<DiagProblem, cuda::DiagPlan, DiagBackwardProblem, cuda::DiagBackwardPlan> kDiagCuda = {
     "diag",
-    {
-        cuda::diag_refusal,
-        [](const DiagProblem& p, const DeviceInfo& d) { return cuda::diag_forward_plan(p, d).text(); },
-        cuda::diag_forward_workspace,
-        cuda::diag_forward,
-    },
-    {
-        cuda::diag_backward_refusal,
-        [](const DiagBackwardProblem& p, const DeviceInfo& d) { return cuda::diag_backward_plan(p, d).text(); },
-        cuda::diag_backward_workspace,
-        cuda::diag_backward,
-    },
+    {cuda::diag_plan_forward, cuda::diag_forward_kernel, cuda::diag_forward_text, cuda::diag_forward_workspace,
+     cuda::diag_forward, cuda::diag_forward_kernels},
+    {cuda::diag_plan_backward, cuda::diag_backward_kernel, cuda::diag_backward_text, cuda::diag_backward_workspace,
+     cuda::diag_backward, cuda::diag_backward_kernels},
 };
 
 }  // namespace fla

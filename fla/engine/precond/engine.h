@@ -1,4 +1,4 @@
-// Registers the two backends of a preconditioned family. The family supplies `PrecondCall to_problem(const Args&)` for
+// Registers reference and cpu kernels of a preconditioned family. The family supplies `PrecondCall to_problem(const Args&)` for
 // its forward and its backward args; w, and in the backward dw and the erasing part of dk, pass through the workspace.
 #pragma once
 
@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "fla/engine/common/made_tensors.h"
 #include "fla/engine/delta/engine.h"
@@ -72,7 +75,7 @@ struct PrecondEngine {
 };
 
 inline constexpr PrecondEngine kPrecondReference = {kReference,
-                                                    "recurrence",
+                                                    "precond.recurrence",
                                                     DType::F64,
                                                     reference::precond_forward_workspace,
                                                     reference::precond_forward,
@@ -83,7 +86,7 @@ inline constexpr PrecondEngine kPrecondReference = {kReference,
                                                     reference::delta_backward_workspace,
                                                     reference::delta_backward};
 inline constexpr PrecondEngine kPrecondChunk = {"cpu",
-                                                "chunk",
+                                                "precond.chunk",
                                                 DType::F32,
                                                 cpu::precond_forward_workspace,
                                                 cpu::precond_forward,
@@ -94,7 +97,7 @@ inline constexpr PrecondEngine kPrecondChunk = {"cpu",
                                                 cpu::delta_chunk_backward_workspace,
                                                 cpu::delta_chunk_backward};
 inline constexpr PrecondEngine kPrecondStep = {"cpu",
-                                               "step",
+                                               "precond.step",
                                                DType::F32,
                                                cpu::precond_forward_workspace,
                                                cpu::precond_forward,
@@ -119,51 +122,83 @@ inline MadeTensors place_precond(PrecondBackwardCall& c, DType element, std::byt
   return made;
 }
 
-template <typename F, typename G>
-void register_precond(Registry& r, FunctionId<F> forward, FunctionId<G> backward, const PrecondEngine& e) {
-  const bool checks = e.element == DType::F32;
-  r.add(Kernel<F>{
-      .function = forward,
-      .backend = e.backend,
-      .name = e.name,
-      .verify = [checks](const F& a, const CallInfo& c) { return checks ? verify_cpu(c, a.q.dtype) : accept(); },
-      .workspace =
-          [&e](const F& a, const CallInfo& c) {
-            PrecondCall p = to_problem(a);
-            const std::size_t placed = place_precond(p, e.element, nullptr).anywhere();
-            return placed + std::max(e.stage_forward_workspace(p.stage, c.threads),
-                                     e.delta_forward_workspace(p.delta, c.threads));
-          },
-      .launch =
-          [&e](const F& a, const CallInfo& c, std::span<std::byte> ws) {
-            PrecondCall p = to_problem(a);
-            const std::span<std::byte> rest = ws.subspan(place_precond(p, e.element, ws.data()).used());
-            if (Status s = e.stage_forward(p.stage, *c.pool, rest); !s) return s;
-            return e.delta_forward(p.delta, *c.pool, rest);
-          }});
-  r.add(Kernel<G>{
-      .function = backward,
-      .backend = e.backend,
-      .name = e.name,
-      .verify = [checks](const G& a, const CallInfo& c) { return checks ? verify_cpu(c, a.q.dtype) : accept(); },
-      .workspace =
-          [&e](const G& a, const CallInfo& c) {
-            PrecondBackwardCall p = to_problem(a);
-            const std::size_t placed = place_precond(p, e.element, nullptr).anywhere();
-            return placed + std::max({e.stage_forward_workspace(p.stage, c.threads),
-                                      e.stage_backward_workspace(p.stage, c.threads),
-                                      e.delta_backward_workspace(p.delta, c.threads)});
-          },
-      .launch =
-          [&e](const G& a, const CallInfo& c, std::span<std::byte> ws) {
-            PrecondBackwardCall p = to_problem(a);
-            const std::span<std::byte> rest = ws.subspan(place_precond(p, e.element, ws.data()).used());
-            PrecondProblem forward_stage = p.stage;
-            forward_stage.at = {};
-            if (Status s = e.stage_forward(forward_stage, *c.pool, rest); !s) return s;
-            if (Status s = e.delta_backward(p.delta, *c.pool, rest); !s) return s;
-            return e.stage_backward(p.stage, *c.pool, rest);
-          }});
+namespace detail {
+
+// A call of a preconditioned family: the stage, then the recurrence, or both backwards.
+template <typename A, bool BACKWARD>
+class PrecondPlan final : public Plan {
+ public:
+  using Call = std::conditional_t<BACKWARD, PrecondBackwardCall, PrecondCall>;
+
+  PrecondPlan(const PrecondEngine& e, const A& args, const CallInfo& c) : e_(e), args_(args), call_(to_problem(args)) {
+    Call p = call_;
+    const std::size_t placed = place_precond(p, e.element, nullptr).anywhere();
+    std::size_t most = e.stage_forward_workspace(p.stage, c.threads);
+    if constexpr (BACKWARD) {
+      most = std::max(
+          {most, e.stage_backward_workspace(p.stage, c.threads), e.delta_backward_workspace(p.delta, c.threads)});
+    } else {
+      most = std::max(most, e.delta_forward_workspace(p.delta, c.threads));
+    }
+    workspace_ = placed + most;
+  }
+  KernelName kernel() const override { return KernelName(e_.name).add(BACKWARD ? ".backward" : ".forward"); }
+  std::size_t workspace() const override { return workspace_; }
+  void rebind() override { call_ = to_problem(args_); }
+  Status launch(const LaunchInfo& l) const override {
+    Call p = call_;
+    const std::span<std::byte> rest = l.workspace.subspan(place_precond(p, e_.element, l.workspace.data()).used());
+    if constexpr (BACKWARD) {
+      PrecondProblem forward_stage = p.stage;
+      forward_stage.at = {};
+      if (Status s = e_.stage_forward(forward_stage, *l.pool, rest); !s) return s;
+      if (Status s = e_.delta_backward(p.delta, *l.pool, rest); !s) return s;
+      return e_.stage_backward(p.stage, *l.pool, rest);
+    } else {
+      if (Status s = e_.stage_forward(p.stage, *l.pool, rest); !s) return s;
+      return e_.delta_forward(p.delta, *l.pool, rest);
+    }
+  }
+
+ private:
+  const PrecondEngine& e_;
+  const A& args_;
+  Call call_;
+  std::size_t workspace_ = 0;
+};
+
+}  // namespace detail
+
+// Registers the engine for one function and direction. The engine object has to stay.
+template <typename A, bool BACKWARD>
+void register_precond_engine(Registry& r, FunctionId<A> function, std::bool_constant<BACKWARD>,
+                             const PrecondEngine& e) {
+  const bool narrow = e.element == DType::F32;
+  r.add(ErasedKernel{.function = function.name,
+                     .backend = e.backend,
+                     .name = e.name,
+                     .make = [&e, narrow](const void* a, const CallInfo& c, PlanMemory& memory, Verdict& v) -> Plan* {
+                       const A& args = *static_cast<const A*>(a);
+                       if (narrow) v = verify_cpu(c, args.q.dtype);
+                       return v.accepted ? memory.make<detail::PrecondPlan<A, BACKWARD>>(e, args, c) : nullptr;
+                     },
+                     .kernels =
+                         [&e](const DeviceInfo*) {
+                           return std::vector<std::string>{std::string(e.name) + (BACKWARD ? ".backward" : ".forward")};
+                         }});
+}
+
+template <typename Functions>
+void register_precond_cpu(Registry& r, const char* operation, const Functions& functions) {
+  r.add_backend(operation, cpu_backend());
+  for_each_function(functions, [&](Form form, auto id, auto backward) {
+    register_precond_engine(r, id, backward, form == Form::Chunk ? kPrecondChunk : kPrecondStep);
+  });
+}
+template <typename Functions>
+void register_precond_reference(Registry& r, const Functions& functions) {
+  for_each_function(functions,
+                    [&](Form, auto id, auto backward) { register_precond_engine(r, id, backward, kPrecondReference); });
 }
 
 }  // namespace fla

@@ -1,7 +1,6 @@
 // The host side of simt.cuh on a GPU: device limits, texts of errors.
-#include <array>
+#include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "fla/kernels/cuda/memory.h"
@@ -21,22 +20,19 @@ Status fill_zero(void* p, std::size_t bytes, Stream stream) {
   return e == cudaSuccess ? Status{} : launch_error("memset", e);
 }
 
-Result<DeviceInfo> device_info(int index) {
-  constexpr int kMost = 64;
-  static std::mutex mutex;
-  static std::array<DeviceInfo, kMost> known;  // sm = 0: not yet asked
-  if (index < 0 || index >= kMost) return Status(Code::InvalidArgument, "device: got index " + std::to_string(index));
-  const std::lock_guard lock(mutex);
-  DeviceInfo& info = known[static_cast<std::size_t>(index)];
-  if (info.sm != 0) return info;
+namespace {
 
+constexpr int kMostDevices = 64;
+
+// What the driver says of a device.
+Result<DeviceInfo> ask_device(int index) {
   int count = 0;
   const cudaError_t e = cudaGetDeviceCount(&count);
   if (e == cudaErrorInsufficientDriver || e == cudaErrorNoDevice || (e == cudaSuccess && count == 0)) {
     return Status(Code::Unsupported, std::string("device: no usable NVIDIA driver or GPU: ") + cudaGetErrorString(e));
   }
   if (e != cudaSuccess) return launch_error("device", e);
-  if (index >= count) {
+  if (index < 0 || index >= count || index >= kMostDevices) {
     return Status(Code::InvalidArgument,
                   "device: got index " + std::to_string(index) + " of " + std::to_string(count) + " devices");
   }
@@ -51,14 +47,35 @@ Result<DeviceInfo> device_info(int index) {
     const cudaError_t failed = cudaDeviceGetAttribute(value, attribute, index);
     if (failed != cudaSuccess) return launch_error("device", failed);
   }
-  info = {.index = index,
-          .sm = major * 10 + minor,
-          .sm_count = sms,
-          .shared_per_block = static_cast<std::size_t>(block),
-          .shared_per_sm = static_cast<std::size_t>(sm),
-          .shared_reserved_block = static_cast<std::size_t>(reserved),
-          .l2_bytes = static_cast<std::size_t>(l2)};
-  return info;
+  return DeviceInfo{.index = index,
+                    .sm = major * 10 + minor,
+                    .sm_count = sms,
+                    .shared_per_block = static_cast<std::size_t>(block),
+                    .shared_per_sm = static_cast<std::size_t>(sm),
+                    .shared_reserved_block = static_cast<std::size_t>(reserved),
+                    .l2_bytes = static_cast<std::size_t>(l2)};
+}
+
+// Each device's limits once they are known. Two threads that ask at once store the same; the later one's copy is let go.
+std::atomic<const DeviceInfo*> known[kMostDevices];
+
+}  // namespace
+
+Result<DeviceInfo> device_info(int index) {
+  if (index >= 0 && index < kMostDevices)
+    if (const DeviceInfo* d = known[index].load(std::memory_order_acquire)) return *d;
+  Result<DeviceInfo> asked = ask_device(index);
+  if (!asked) return asked;
+  const auto* made = new DeviceInfo(*asked);  // stays: calls may come from static destructors
+  const DeviceInfo* none = nullptr;
+  if (!known[index].compare_exchange_strong(none, made, std::memory_order_acq_rel)) delete made;
+  return asked;
+}
+
+const DeviceInfo* device_limits(int index) {
+  if (index < 0 || index >= kMostDevices) return nullptr;
+  if (const DeviceInfo* d = known[index].load(std::memory_order_acquire)) return d;
+  return device_info(index) ? known[index].load(std::memory_order_acquire) : nullptr;
 }
 
 OnDevice::OnDevice(int index) {

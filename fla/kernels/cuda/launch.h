@@ -34,8 +34,10 @@ struct alignas(sizeof(T) * N) Vec {
   T x[N];
 };
 
-// The limits of a device, cached; Unsupported without a driver.
+// The limits of a device; Unsupported without a driver.
 Result<DeviceInfo> device_info(int index);
+// The same for a call's way: they are asked for once and stay where they are, without a lock. nullptr: no such device.
+const DeviceInfo* device_limits(int index);
 
 // Copies to the host what the device has there when all that was queued on the stream is done. Waits for it.
 Status read_memory(void* to, const void* from, std::size_t bytes, Stream stream);

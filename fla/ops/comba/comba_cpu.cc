@@ -3,10 +3,6 @@
 
 namespace fla {
 
-void register_comba_cpu(Registry& r) {
-  r.add_backend("comba", cpu_backend());
-  register_delta_cpu(r, kChunkComba, kChunkCombaBackward, Form::Chunk);
-  register_delta_cpu(r, kFusedRecurrentComba, kFusedRecurrentCombaBackward, Form::Step);
-}
+void register_comba_cpu(Registry& r) { register_delta_cpu(r, "comba", kCombaFunctions); }
 
 }  // namespace fla

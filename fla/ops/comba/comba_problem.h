@@ -1,10 +1,17 @@
 // What comba asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/comba/comba.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kCombaFunctions{chunk_form(kChunkComba, kChunkCombaBackward),
+                                            step_form(kFusedRecurrentComba, kFusedRecurrentCombaBackward)};
 
 inline DeltaProblem to_problem(const CombaArgs& a) {
   DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);

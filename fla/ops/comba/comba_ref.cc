@@ -3,9 +3,6 @@
 
 namespace fla {
 
-void register_comba_ref(Registry& r) {
-  register_delta_reference(r, kChunkComba, kChunkCombaBackward);
-  register_delta_reference(r, kFusedRecurrentComba, kFusedRecurrentCombaBackward);
-}
+void register_comba_ref(Registry& r) { register_delta_reference(r, kCombaFunctions); }
 
 }  // namespace fla

@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_delta_rule_cpu(Registry& r) {
-  r.add_backend("delta_rule", cpu_backend());
-  register_delta_cpu(r, kChunkDeltaRule, kChunkDeltaRuleBackward, Form::Chunk);
-  register_delta_cpu(r, kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward, Form::Step);
-  register_delta_cpu(r, kFusedChunkDeltaRule, kFusedChunkDeltaRuleBackward, Form::Chunk);
-  register_engine(r, kDeltaRuleStep, kDeltaStep);
-}
+void register_delta_rule_cpu(Registry& r) { register_delta_cpu(r, "delta_rule", kDeltaRuleFunctions); }
 
 }  // namespace fla

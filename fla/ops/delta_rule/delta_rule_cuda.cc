@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_delta_rule_cuda(Registry& r) {
-  r.add_backend("delta_rule", cuda_backend());
-  register_cuda_engine(r, kChunkDeltaRule, kChunkDeltaRuleBackward, kDeltaCuda);
-  register_cuda_engine(r, kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward, kDeltaCuda);
-  register_cuda_engine(r, kFusedChunkDeltaRule, kFusedChunkDeltaRuleBackward, kDeltaCuda);
-  register_cuda_engine(r, kDeltaRuleStep, kDeltaCuda);
-}
+void register_delta_rule_cuda(Registry& r) { register_cuda(r, "delta_rule", kDeltaRuleFunctions, kDeltaCuda); }
 
 }  // namespace fla

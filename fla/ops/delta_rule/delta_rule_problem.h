@@ -1,10 +1,19 @@
 // What delta_rule asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/delta_rule/delta_rule.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kDeltaRuleFunctions{chunk_form(kChunkDeltaRule, kChunkDeltaRuleBackward),
+                                                step_form(kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward),
+                                                chunk_form(kFusedChunkDeltaRule, kFusedChunkDeltaRuleBackward),
+                                                step_form(kDeltaRuleStep)};
 
 // All but states and boundaries.
 template <typename A>

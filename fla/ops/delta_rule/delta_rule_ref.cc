@@ -3,11 +3,6 @@
 
 namespace fla {
 
-void register_delta_rule_ref(Registry& r) {
-  register_delta_reference(r, kChunkDeltaRule, kChunkDeltaRuleBackward);
-  register_delta_reference(r, kFusedRecurrentDeltaRule, kFusedRecurrentDeltaRuleBackward);
-  register_delta_reference(r, kFusedChunkDeltaRule, kFusedChunkDeltaRuleBackward);
-  register_engine(r, kDeltaRuleStep, kDeltaReference);
-}
+void register_delta_rule_ref(Registry& r) { register_delta_reference(r, kDeltaRuleFunctions); }
 
 }  // namespace fla

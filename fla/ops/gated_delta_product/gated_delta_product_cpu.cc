@@ -4,8 +4,7 @@
 namespace fla {
 
 void register_gated_delta_product_cpu(Registry& r) {
-  r.add_backend("gated_delta_product", cpu_backend());
-  register_delta_cpu(r, kChunkGatedDeltaProduct, kChunkGatedDeltaProductBackward, Form::Chunk);
+  register_delta_cpu(r, "gated_delta_product", kGatedDeltaProductFunctions);
 }
 
 }  // namespace fla

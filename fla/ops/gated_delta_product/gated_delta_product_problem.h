@@ -1,10 +1,17 @@
 // What gated_delta_product asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/gated_delta_product/gated_delta_product.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kGatedDeltaProductFunctions{
+    chunk_form(kChunkGatedDeltaProduct, kChunkGatedDeltaProductBackward)};
 
 inline DeltaProblem to_problem(const GatedDeltaProductArgs& a) {
   DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);

@@ -3,8 +3,6 @@
 
 namespace fla {
 
-void register_gated_delta_product_ref(Registry& r) {
-  register_delta_reference(r, kChunkGatedDeltaProduct, kChunkGatedDeltaProductBackward);
-}
+void register_gated_delta_product_ref(Registry& r) { register_delta_reference(r, kGatedDeltaProductFunctions); }
 
 }  // namespace fla

@@ -4,12 +4,7 @@
 namespace fla {
 
 void register_gated_delta_rule_cuda(Registry& r) {
-  r.add_backend("gated_delta_rule", cuda_backend());
-  register_cuda_engine(r, kChunkGatedDeltaRule, kChunkGatedDeltaRuleBackward, kDeltaCuda);
-  register_cuda_engine(r, kChunkGdn, kChunkGdnBackward, kDeltaCuda);
-  register_cuda_engine(r, kFusedRecurrentGatedDeltaRule, kFusedRecurrentGatedDeltaRuleBackward, kDeltaCuda);
-  register_cuda_engine(r, kFusedRecurrentGdn, kFusedRecurrentGdnBackward, kDeltaCuda);
-  register_cuda_engine(r, kGdnStep, kDeltaCuda);
+  register_cuda(r, "gated_delta_rule", kGatedDeltaRuleFunctions, kDeltaCuda);
 }
 
 }  // namespace fla

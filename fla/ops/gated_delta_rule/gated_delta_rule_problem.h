@@ -1,10 +1,19 @@
 // What gated_delta_rule asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/gated_delta_rule/gated_delta_rule.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kGatedDeltaRuleFunctions{
+    chunk_form(kChunkGatedDeltaRule, kChunkGatedDeltaRuleBackward), chunk_form(kChunkGdn, kChunkGdnBackward),
+    step_form(kFusedRecurrentGatedDeltaRule, kFusedRecurrentGatedDeltaRuleBackward),
+    step_form(kFusedRecurrentGdn, kFusedRecurrentGdnBackward), step_form(kGdnStep)};
 
 // All but states and boundaries.
 template <typename A>

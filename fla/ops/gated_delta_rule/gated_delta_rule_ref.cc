@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_gated_delta_rule_ref(Registry& r) {
-  register_delta_reference(r, kChunkGatedDeltaRule, kChunkGatedDeltaRuleBackward);
-  register_delta_reference(r, kChunkGdn, kChunkGdnBackward);
-  register_delta_reference(r, kFusedRecurrentGatedDeltaRule, kFusedRecurrentGatedDeltaRuleBackward);
-  register_delta_reference(r, kFusedRecurrentGdn, kFusedRecurrentGdnBackward);
-  register_engine(r, kGdnStep, kDeltaReference);
-}
+void register_gated_delta_rule_ref(Registry& r) { register_delta_reference(r, kGatedDeltaRuleFunctions); }
 
 }  // namespace fla

@@ -380,10 +380,10 @@ std::size_t chunk_workspace(const GatedOjaRuleArgs& a, const CallInfo& c) {
   return HWY_DYNAMIC_DISPATCH(oja_chunk_bytes)(x.delta, f) * static_cast<std::size_t>(f.slots);
 }
 
-Status chunk_forward(const GatedOjaRuleArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status chunk_forward(const GatedOjaRuleArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const OjaProblem x = cpu::oja_problem(a);
   if (x.delta.N == 0 || x.delta.HV == 0) return {};
-  HWY_DYNAMIC_DISPATCH(oja_chunk)(x, cpu::oja_plan(x.delta, c.threads), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(oja_chunk)(x, cpu::oja_plan(x.delta, c.threads), *l.pool, l.workspace.data());
   return {};
 }
 
@@ -396,10 +396,10 @@ std::size_t step_workspace(const GatedOjaRuleArgs& a, const CallInfo& c) {
   return cpu::OjaStepTiles::bytes(x.delta) * static_cast<std::size_t>(step_slots(x, c));
 }
 
-Status step_forward(const GatedOjaRuleArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status step_forward(const GatedOjaRuleArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const OjaProblem x = cpu::oja_problem(a);
   if (x.delta.N == 0 || x.delta.HV == 0) return {};
-  HWY_DYNAMIC_DISPATCH(oja_step)(x, step_slots(x, c), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(oja_step)(x, step_slots(x, c), *l.pool, l.workspace.data());
   return {};
 }
 
@@ -481,12 +481,12 @@ std::size_t backward_workspace(const GatedOjaRuleBackwardArgs& a, const CallInfo
   return b.used + (b.group > 0 ? cpu::delta_chunk_backward_workspace(b.backward(0), c.threads) : 0);
 }
 
-Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
-  const OjaBackward b(a, c, workspace.data());
-  const std::span<std::byte> rest = workspace.subspan(static_cast<std::size_t>(b.rest - workspace.data()));
+Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, const LaunchInfo& l) {
+  const OjaBackward b(a, c, l.workspace.data());
+  const std::span<std::byte> rest = l.workspace.subspan(static_cast<std::size_t>(b.rest - l.workspace.data()));
   const std::int64_t T = a.q.dim(1), tokens = a.q.dim(0) * T, width = 2 * cpu::pad_up(a.q.dim(3));
   if (a.use_q_l2norm || a.use_k_l2norm) {
-    c.pool->run(tokens, [&](std::int64_t i, int worker) {
+    l.pool->run(tokens, [&](std::int64_t i, int worker) {
       float* tmp = b.rows + worker * width;
       if (a.use_q_l2norm) HWY_DYNAMIC_DISPATCH(oja_normalize)(a.q, b.q, i / T, i % T, tmp);
       if (a.use_k_l2norm) HWY_DYNAMIC_DISPATCH(oja_normalize)(a.k, b.k, i / T, i % T, tmp);
@@ -494,10 +494,10 @@ Status backward(const GatedOjaRuleBackwardArgs& a, const CallInfo& c, std::span<
   }
   if (a.dq && !a.do_) std::fill_n(b.dq.as<float>(), b.dq.numel() * b.group, 0.0F);
   for (std::int64_t i = 0; i < b.group; ++i) {
-    if (Status s = cpu::delta_chunk_backward(b.backward(i), *c.pool, rest); !s) return s;
+    if (Status s = cpu::delta_chunk_backward(b.backward(i), *l.pool, rest); !s) return s;
   }
   if (!b.through_dq() && !b.through_dk()) return {};
-  c.pool->run(tokens, [&](std::int64_t i, int worker) {
+  l.pool->run(tokens, [&](std::int64_t i, int worker) {
     float* tmp = b.rows + worker * width;
     const auto finish = HWY_DYNAMIC_DISPATCH(oja_gradient);
     if (b.through_dq()) finish(a.q, a.use_q_l2norm, b.dq, b.group, a.dq, i / T, i % T, tmp);
@@ -511,14 +511,14 @@ void add(Registry& r, FunctionId<GatedOjaRuleArgs> f, FunctionId<GatedOjaRuleBac
   r.add(Kernel<GatedOjaRuleArgs>{
       .function = f,
       .backend = "cpu",
-      .name = step ? "step" : "chunk",
+      .name = step ? "oja.step.forward" : "oja.chunk.forward",
       .verify = [](const GatedOjaRuleArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = step ? step_workspace : chunk_workspace,
       .launch = step ? step_forward : chunk_forward});
   r.add(Kernel<GatedOjaRuleBackwardArgs>{
       .function = b,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "oja.chunk.backward",
       .verify = [](const GatedOjaRuleBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = backward_workspace,
       .launch = backward});

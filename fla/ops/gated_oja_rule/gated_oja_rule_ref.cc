@@ -231,21 +231,21 @@ void put_key_gradient(const Walk& w, const TensorView& x, const TensorView& dx, 
     store(dx, unit ? r * (dy[i] - y[i] * dot) : dy[i], w.row, w.begin + t, w.hk, i);
 }
 
-Status forward(const GatedOjaRuleArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status forward(const GatedOjaRuleArgs& a, const CallInfo&, const LaunchInfo& l) {
   const Shape s(a);
-  double* base = align(workspace);
+  double* base = align(l.workspace);
   const std::size_t each = Memory(nullptr, s, false).doubles;
-  c.pool->run(s.N * s.HV, [&](std::int64_t task, int worker) {
+  l.pool->run(s.N * s.HV, [&](std::int64_t task, int worker) {
     forward_one(Walk(a, s, task / s.HV, task % s.HV), Memory(base + static_cast<std::size_t>(worker) * each, s, false));
   });
   return {};
 }
 
-Status backward(const GatedOjaRuleBackwardArgs& g, const CallInfo& c, std::span<std::byte> workspace) {
+Status backward(const GatedOjaRuleBackwardArgs& g, const CallInfo&, const LaunchInfo& l) {
   const Shape s(g);
-  double* base = align(workspace);
+  double* base = align(l.workspace);
   const std::size_t each = Memory(nullptr, s, true).doubles;
-  c.pool->run(s.N * s.H, [&](std::int64_t task, int worker) {
+  l.pool->run(s.N * s.H, [&](std::int64_t task, int worker) {
     const Memory m(base + static_cast<std::size_t>(worker) * each, s, true);
     const std::int64_t n = task / s.H, group = s.HV / s.H, first = task % s.H * group;
     const Walk any(g, s, n, first);
@@ -269,14 +269,14 @@ void add(Registry& r, FunctionId<GatedOjaRuleArgs> f, FunctionId<GatedOjaRuleBac
   r.add(Kernel<GatedOjaRuleArgs>{
       .function = f,
       .backend = kReference,
-      .name = "recurrence",
+      .name = "oja.recurrence",
       .verify = {},
       .workspace = [](const GatedOjaRuleArgs& a, const CallInfo& c) { return bytes(a, c, false); },
       .launch = forward});
   r.add(Kernel<GatedOjaRuleBackwardArgs>{
       .function = b,
       .backend = kReference,
-      .name = "recurrence",
+      .name = "oja.recurrence",
       .verify = {},
       .workspace = [](const GatedOjaRuleBackwardArgs& a, const CallInfo& c) { return bytes(a, c, true); },
       .launch = backward});

@@ -3,10 +3,6 @@
 
 namespace fla {
 
-void register_gdn2_cpu(Registry& r) {
-  r.add_backend("gdn2", cpu_backend());
-  register_delta_cpu(r, kChunkGdn2, kChunkGdn2Backward, Form::Chunk);
-  register_delta_cpu(r, kFusedRecurrentGdn2, kFusedRecurrentGdn2Backward, Form::Step);
-}
+void register_gdn2_cpu(Registry& r) { register_delta_cpu(r, "gdn2", kGdn2Functions); }
 
 }  // namespace fla

@@ -1,10 +1,17 @@
 // What gdn2 asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/gdn2/gdn2.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kGdn2Functions{chunk_form(kChunkGdn2, kChunkGdn2Backward),
+                                           step_form(kFusedRecurrentGdn2, kFusedRecurrentGdn2Backward)};
 
 inline DeltaProblem to_problem(const Gdn2Args& a) {
   DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);

@@ -3,9 +3,6 @@
 
 namespace fla {
 
-void register_gdn2_ref(Registry& r) {
-  register_delta_reference(r, kChunkGdn2, kChunkGdn2Backward);
-  register_delta_reference(r, kFusedRecurrentGdn2, kFusedRecurrentGdn2Backward);
-}
+void register_gdn2_ref(Registry& r) { register_delta_reference(r, kGdn2Functions); }
 
 }  // namespace fla

@@ -1,10 +1,20 @@
 // What generalized_delta_rule asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/generalized_delta_rule/generalized_delta_rule.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kGeneralizedDeltaRuleFunctions{
+    chunk_form(kChunkIplrDeltaRule, kChunkIplrDeltaRuleBackward),
+    step_form(kFusedRecurrentIplrDeltaRule, kFusedRecurrentIplrDeltaRuleBackward),
+    chunk_form(kChunkDplrDeltaRule, kChunkDplrDeltaRuleBackward),
+    step_form(kFusedRecurrentDplrDeltaRule, kFusedRecurrentDplrDeltaRuleBackward)};
 
 inline DeltaProblem to_problem(const IplrDeltaRuleArgs& a) {
   DeltaProblem p = delta_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);

@@ -3,11 +3,6 @@
 
 namespace fla {
 
-void register_generalized_delta_rule_ref(Registry& r) {
-  register_delta_reference(r, kChunkIplrDeltaRule, kChunkIplrDeltaRuleBackward);
-  register_delta_reference(r, kFusedRecurrentIplrDeltaRule, kFusedRecurrentIplrDeltaRuleBackward);
-  register_delta_reference(r, kChunkDplrDeltaRule, kChunkDplrDeltaRuleBackward);
-  register_delta_reference(r, kFusedRecurrentDplrDeltaRule, kFusedRecurrentDplrDeltaRuleBackward);
-}
+void register_generalized_delta_rule_ref(Registry& r) { register_delta_reference(r, kGeneralizedDeltaRuleFunctions); }
 
 }  // namespace fla

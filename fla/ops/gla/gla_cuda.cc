@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_gla_cuda(Registry& r) {
-  r.add_backend("gla", cuda_backend());
-  register_cuda_engine(r, kChunkGla, kChunkGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedChunkGla, kFusedChunkGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kGlaStep, kDiagCuda);
-}
+void register_gla_cuda(Registry& r) { register_cuda(r, "gla", kGlaFunctions, kDiagCuda); }
 
 }  // namespace fla

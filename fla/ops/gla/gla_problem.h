@@ -1,10 +1,18 @@
 // What gla asks of the diagonal-decay engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/diag/problem.h"
 #include "fla/ops/gla/gla.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kGlaFunctions{
+    chunk_form(kChunkGla, kChunkGlaBackward), chunk_form(kFusedChunkGla, kFusedChunkGlaBackward),
+    step_form(kFusedRecurrentGla, kFusedRecurrentGlaBackward), step_form(kGlaStep)};
 
 inline DiagProblem to_problem(const GlaArgs& a) {
   DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);

@@ -3,11 +3,6 @@
 
 namespace fla {
 
-void register_gla_ref(Registry& r) {
-  register_diag_reference(r, kChunkGla, kChunkGlaBackward);
-  register_diag_reference(r, kFusedChunkGla, kFusedChunkGlaBackward);
-  register_diag_reference(r, kFusedRecurrentGla, kFusedRecurrentGlaBackward);
-  register_engine(r, kGlaStep, kDiagReference);
-}
+void register_gla_ref(Registry& r) { register_diag_reference(r, kGlaFunctions); }
 
 }  // namespace fla

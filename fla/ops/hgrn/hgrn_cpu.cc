@@ -483,36 +483,37 @@ HgrnMemory<HgrnBackwardScratch> backward_memory(std::byte* base, const HgrnPlan&
   return {base, p, threads, form == HgrnForm::Chunk, true, form == HgrnForm::Chunk};
 }
 
-void add(Registry& r, FunctionId<HgrnArgs> f, FunctionId<HgrnBackwardArgs> b, HgrnForm form, const char* name) {
+void add(Registry& r, FunctionId<HgrnArgs> f, FunctionId<HgrnBackwardArgs> b, HgrnForm form) {
+  const bool step = form == HgrnForm::Step;
   r.add(Kernel<HgrnArgs>{.function = f,
                          .backend = "cpu",
-                         .name = name,
+                         .name = step ? "hgrn.step.forward" : "hgrn.chunk.forward",
                          .verify = [](const HgrnArgs& a, const CallInfo& c) { return verify_cpu(c, a.x.dtype); },
                          .workspace =
                              [form](const HgrnArgs&, const CallInfo& c) {
                                return forward_memory(nullptr, forward_plan(c, form), c.threads).bytes;
                              },
                          .launch =
-                             [form](const HgrnArgs& a, const CallInfo& c, std::span<std::byte> ws) {
+                             [form](const HgrnArgs& a, const CallInfo& c, const LaunchInfo& l) {
                                const HgrnPlan p = forward_plan(c, form);
-                               const auto m = forward_memory(ws.data(), p, c.threads);
-                               HWY_DYNAMIC_DISPATCH(hgrn_forward)(a, p, form, m.tables, m.scratch, *c.pool);
+                               const auto m = forward_memory(l.workspace.data(), p, c.threads);
+                               HWY_DYNAMIC_DISPATCH(hgrn_forward)(a, p, form, m.tables, m.scratch, *l.pool);
                                return Status();
                              }});
   r.add(Kernel<HgrnBackwardArgs>{
       .function = b,
       .backend = "cpu",
-      .name = name,
+      .name = step ? "hgrn.step.backward" : "hgrn.chunk.backward",
       .verify = [](const HgrnBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.x.dtype); },
       .workspace =
           [form](const HgrnBackwardArgs&, const CallInfo& c) {
             return backward_memory(nullptr, backward_plan(c, form), c.threads, form).bytes;
           },
       .launch =
-          [form](const HgrnBackwardArgs& a, const CallInfo& c, std::span<std::byte> ws) {
+          [form](const HgrnBackwardArgs& a, const CallInfo& c, const LaunchInfo& l) {
             const HgrnPlan p = backward_plan(c, form);
-            const auto m = backward_memory(ws.data(), p, c.threads, form);
-            HWY_DYNAMIC_DISPATCH(hgrn_backward)(a, p, form, m.tables, m.scratch, *c.pool);
+            const auto m = backward_memory(l.workspace.data(), p, c.threads, form);
+            HWY_DYNAMIC_DISPATCH(hgrn_backward)(a, p, form, m.tables, m.scratch, *l.pool);
             return Status();
           }});
 }
@@ -522,8 +523,8 @@ void add(Registry& r, FunctionId<HgrnArgs> f, FunctionId<HgrnBackwardArgs> b, Hg
 
 void register_hgrn_cpu(Registry& r) {
   r.add_backend("hgrn", cpu_backend());
-  cpu::add(r, kFusedRecurrentHgrn, kFusedRecurrentHgrnBackward, cpu::HgrnForm::Step, "step");
-  cpu::add(r, kChunkHgrn, kChunkHgrnBackward, cpu::HgrnForm::Chunk, "chunk");
+  cpu::add(r, kFusedRecurrentHgrn, kFusedRecurrentHgrnBackward, cpu::HgrnForm::Step);
+  cpu::add(r, kChunkHgrn, kChunkHgrnBackward, cpu::HgrnForm::Chunk);
 }
 
 }  // namespace fla

@@ -26,9 +26,9 @@ Sequence sequence(const HgrnArgs& a, std::int64_t n) {
   return {0, boundary(n), boundary(n + 1) - boundary(n)};
 }
 
-Status forward(const HgrnArgs& a, const CallInfo& c, std::span<std::byte>) {
+Status forward(const HgrnArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const std::int64_t D = c.dims["D"];
-  c.pool->run(c.dims["N"] * D, [&](std::int64_t task, int) {
+  l.pool->run(c.dims["N"] * D, [&](std::int64_t task, int) {
     const std::int64_t n = task / D, d = task % D;
     const Sequence s = sequence(a, n);
     double h = a.initial_state ? load(a.initial_state, n, d) : 0.0;
@@ -46,12 +46,12 @@ std::size_t backward_workspace(const HgrnBackwardArgs&, const CallInfo& c) {
   return (static_cast<std::size_t>(c.dims["T"]) * static_cast<std::size_t>(c.threads) + 1) * sizeof(double);
 }
 
-Status backward(const HgrnBackwardArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
-  void* base = workspace.data();
-  std::size_t space = workspace.size();
+Status backward(const HgrnBackwardArgs& a, const CallInfo& c, const LaunchInfo& l) {
+  void* base = l.workspace.data();
+  std::size_t space = l.workspace.size();
   std::align(alignof(double), sizeof(double), base, space);
   const std::int64_t T = c.dims["T"], D = c.dims["D"];
-  c.pool->run(c.dims["N"] * D, [&](std::int64_t task, int worker) {
+  l.pool->run(c.dims["N"] * D, [&](std::int64_t task, int worker) {
     const std::int64_t n = task / D, d = task % D;
     const Sequence s = sequence(a, n);
     double* before = static_cast<double*>(base) + worker * T;  // before[i]: the state that local token i finds
@@ -74,11 +74,15 @@ Status backward(const HgrnBackwardArgs& a, const CallInfo& c, std::span<std::byt
 }
 
 void add(Registry& r, FunctionId<HgrnArgs> f, FunctionId<HgrnBackwardArgs> b) {
-  r.add(Kernel<HgrnArgs>{
-      .function = f, .backend = kReference, .name = "recurrence", .verify = {}, .workspace = {}, .launch = forward});
+  r.add(Kernel<HgrnArgs>{.function = f,
+                         .backend = kReference,
+                         .name = "hgrn.recurrence",
+                         .verify = {},
+                         .workspace = {},
+                         .launch = forward});
   r.add(Kernel<HgrnBackwardArgs>{.function = b,
                                  .backend = kReference,
-                                 .name = "recurrence",
+                                 .name = "hgrn.recurrence",
                                  .verify = {},
                                  .workspace = backward_workspace,
                                  .launch = backward});

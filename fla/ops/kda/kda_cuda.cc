@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_kda_cuda(Registry& r) {
-  r.add_backend("kda", cuda_backend());
-  register_cuda_engine(r, kChunkKda, kChunkKdaBackward, kDeltaCuda);
-  register_cuda_engine(r, kFusedRecurrentKda, kFusedRecurrentKdaBackward, kDeltaCuda);
-  register_cuda_engine(r, kKdaStep, kDeltaCuda);
-  register_cuda_engine(r, kFusedRecurrentKdaFwd, kDeltaCuda);
-}
+void register_kda_cuda(Registry& r) { register_cuda(r, "kda", kKdaFunctions, kDeltaCuda); }
 
 }  // namespace fla

@@ -1,10 +1,18 @@
 // What kda asks of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/kda/kda.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kKdaFunctions{chunk_form(kChunkKda, kChunkKdaBackward),
+                                          step_form(kFusedRecurrentKda, kFusedRecurrentKdaBackward),
+                                          step_form(kKdaStep), step_form(kFusedRecurrentKdaFwd)};
 
 // All but states and boundaries.
 template <typename A>

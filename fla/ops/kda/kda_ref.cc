@@ -3,11 +3,6 @@
 
 namespace fla {
 
-void register_kda_ref(Registry& r) {
-  register_delta_reference(r, kChunkKda, kChunkKdaBackward);
-  register_delta_reference(r, kFusedRecurrentKda, kFusedRecurrentKdaBackward);
-  register_engine(r, kKdaStep, kDeltaReference);
-  register_engine(r, kFusedRecurrentKdaFwd, kDeltaReference);
-}
+void register_kda_ref(Registry& r) { register_delta_reference(r, kKdaFunctions); }
 
 }  // namespace fla

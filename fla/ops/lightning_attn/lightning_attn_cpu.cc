@@ -3,11 +3,6 @@
 
 namespace fla {
 
-void register_lightning_attn_cpu(Registry& r) {
-  r.add_backend("lightning_attn", cpu_backend());
-  register_diag_cpu(r, kChunkLightningAttn, kChunkLightningAttnBackward, Form::Chunk);
-  register_diag_cpu(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward, Form::Step);
-  register_engine(r, kLightningStep, kDiagStep);
-}
+void register_lightning_attn_cpu(Registry& r) { register_diag_cpu(r, "lightning_attn", kLightningAttnFunctions); }
 
 }  // namespace fla

@@ -4,10 +4,7 @@
 namespace fla {
 
 void register_lightning_attn_cuda(Registry& r) {
-  r.add_backend("lightning_attn", cuda_backend());
-  register_cuda_engine(r, kChunkLightningAttn, kChunkLightningAttnBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward, kDiagCuda);
-  register_cuda_engine(r, kLightningStep, kDiagCuda);
+  register_cuda(r, "lightning_attn", kLightningAttnFunctions, kDiagCuda);
 }
 
 }  // namespace fla

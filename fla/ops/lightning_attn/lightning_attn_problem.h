@@ -1,10 +1,18 @@
 // What lightning_attn asks of the diagonal-decay engine: simple_gla with a constant gate per head and layer.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/diag/problem.h"
 #include "fla/ops/lightning_attn/lightning_attn.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kLightningAttnFunctions{
+    chunk_form(kChunkLightningAttn, kChunkLightningAttnBackward),
+    step_form(kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward), step_form(kLightningStep)};
 
 // All but states and boundaries.
 template <typename A>

@@ -3,10 +3,6 @@
 
 namespace fla {
 
-void register_lightning_attn_ref(Registry& r) {
-  register_diag_reference(r, kChunkLightningAttn, kChunkLightningAttnBackward);
-  register_diag_reference(r, kFusedRecurrentLightningAttn, kFusedRecurrentLightningAttnBackward);
-  register_engine(r, kLightningStep, kDiagReference);
-}
+void register_lightning_attn_ref(Registry& r) { register_diag_reference(r, kLightningAttnFunctions); }
 
 }  // namespace fla

@@ -326,11 +326,11 @@ Status normalised_backward(const LinearAttnBackwardArgs& a, Engine e, ThreadPool
 void add_kernels(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwardArgs> b, Form form,
                  bool normalize) {
   const Engine e{form};
-  const char* name = form == Form::Step ? "step" : "chunk";
+  const bool step = form == Form::Step;
   r.add(Kernel<LinearAttnArgs>{
       .function = f,
       .backend = "cpu",
-      .name = name,
+      .name = step ? "linear.step.forward" : "linear.chunk.forward",
       .verify = [](const LinearAttnArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace =
           [e, normalize](const LinearAttnArgs& a, const CallInfo& c) {
@@ -338,14 +338,14 @@ void add_kernels(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAtt
             return e.forward_workspace(to_problem(a), c.threads);
           },
       .launch =
-          [e, normalize](const LinearAttnArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-            if (a.normalize.value_or(normalize)) return normalised_forward(a, e, *c.pool, ws);
-            return e.forward(to_problem(a), *c.pool, ws);
+          [e, normalize](const LinearAttnArgs& a, const CallInfo&, const LaunchInfo& l) {
+            if (a.normalize.value_or(normalize)) return normalised_forward(a, e, *l.pool, l.workspace);
+            return e.forward(to_problem(a), *l.pool, l.workspace);
           }});
   r.add(Kernel<LinearAttnBackwardArgs>{
       .function = b,
       .backend = "cpu",
-      .name = name,
+      .name = step ? "linear.step.backward" : "linear.chunk.backward",
       .verify = [](const LinearAttnBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace =
           [e, normalize](const LinearAttnBackwardArgs& a, const CallInfo& c) {
@@ -353,9 +353,9 @@ void add_kernels(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAtt
             return e.backward_workspace(to_problem(a), c.threads);
           },
       .launch =
-          [e, normalize](const LinearAttnBackwardArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-            if (a.normalize.value_or(normalize)) return normalised_backward(a, e, *c.pool, ws);
-            return e.backward(to_problem(a), *c.pool, ws);
+          [e, normalize](const LinearAttnBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
+            if (a.normalize.value_or(normalize)) return normalised_backward(a, e, *l.pool, l.workspace);
+            return e.backward(to_problem(a), *l.pool, l.workspace);
           }});
 }
 

@@ -440,12 +440,13 @@ struct NormaliseMemory {
     return {memory.take(static_cast<std::size_t>(of.numel()) * size_of(type)), type, of.dims(), of.device};
   }
 
-  NormaliseMemory(Arena& memory, const LinearAttnArgs& a, const DeviceInfo& d) : forward(to_problem(a)) {
+  NormaliseMemory(Arena& memory, const LinearAttnArgs& a, const NormalisedPlan& f) : forward(to_problem(a)) {
     tiles = floats(memory, tile_slots(forward) * forward.H * forward.K);
-    engine_bytes = forward.o || forward.ht ? diag_forward_workspace(forward, d) : 0;
+    engine_bytes = forward.o || forward.ht ? diag_forward_workspace(forward, f.forward) : 0;
     engine = memory.take(engine_bytes);
   }
-  NormaliseMemory(Arena& memory, const LinearAttnBackwardArgs& a, const DeviceInfo& d)
+  // The engine's problems are known before its plans are, and the workspace after that.
+  NormaliseMemory(Arena& memory, const LinearAttnBackwardArgs& a, const NormalisedPlan* f)
       : forward(to_problem(static_cast<const LinearAttnArgs&>(a))), backward(to_problem(a)) {
     tiles = floats(memory, tile_slots(forward) * forward.H * forward.K);
     forward.ht = {};
@@ -453,49 +454,69 @@ struct NormaliseMemory {
     if (a.do_) {
       forward.o = backward.do_ = like(memory, a.v, a.v.dtype);
       dd = floats(memory, forward.B * forward.H * forward.T);
-      engine_bytes = diag_forward_workspace(forward, d);
     }
     // (7) is added before the one rounding.
     if (a.dq && a.dq.dtype != DType::F32) backward.dq = like(memory, a.dq, DType::F32);
     if (a.dk && a.dk.dtype != DType::F32) backward.dk = like(memory, a.dk, DType::F32);
-    engine_bytes = std::max(engine_bytes, diag_backward_workspace(backward, d));
+    if (f == nullptr) return;
+    if (a.do_) engine_bytes = diag_forward_workspace(forward, f->forward);
+    engine_bytes = std::max(engine_bytes, diag_backward_workspace(backward, f->backward));
     engine = memory.take(engine_bytes);
   }
   std::span<std::byte> engine_memory() const { return {static_cast<std::byte*>(engine), engine_bytes}; }
 };
 
-template <typename A>
-std::size_t bytes_of(const A& a, const DeviceInfo& d) {
-  if (empty(to_problem(a))) return 0;
-  Arena count(nullptr);
-  const NormaliseMemory m(count, a, d);
-  return count.bytes();
+bool serves_sums(const DiagProblem& p, const TensorView& a, const TensorView& b, const Why& why) {
+  for (const TensorView* t : {&a, &b})
+    if (*t && t->dtype == DType::F64) return why("needs F32, F16 or BF16, got F64");
+  return p.K <= kWidth || why("needs K of at most 256, got ", p.K);
 }
 
-std::string sums_refusal(const DiagProblem& p, const TensorView& a, const TensorView& b) {
-  for (const TensorView* t : {&a, &b})
-    if (*t && t->dtype == DType::F64) return "needs F32, F16 or BF16, got F64";
-  return p.K > kWidth ? "needs K of at most 256, got " + std::to_string(p.K) : "";
+// The engine's kernel is wanted by its name without what stands before it here.
+constexpr std::string_view kPrefix = "linear.";
+std::string_view engine_part(std::string_view wanted) {
+  return wanted.starts_with(kPrefix) ? wanted.substr(kPrefix.size()) : wanted;
+}
+std::vector<std::string> prefixed(std::vector<std::string> names) {
+  for (std::string& n : names) n.insert(0, kPrefix);
+  return names;
+}
+// Each of the names that the engine's joins gets the prefix.
+KernelName prefixed(const KernelName& engine) {
+  KernelName n;
+  engine.for_each([&](std::string_view name) { n.add(n.view().empty() ? "" : "+").add(kPrefix).add(name); });
+  return n;
 }
 
 }  // namespace
 
-std::string normalised_refusal(const LinearAttnArgs& a, const DeviceInfo& d) {
-  std::string reason = diag_refusal(to_problem(a), d);
-  return reason.empty() ? sums_refusal(to_problem(a), a.initial_z, a.final_z) : reason;
+bool normalised_plan(const LinearAttnArgs& a, const DeviceInfo& d, std::string_view wanted, NormalisedPlan& plan,
+                     std::string* why) {
+  const DiagProblem p = to_problem(a);
+  return diag_plan_forward(p, d, engine_part(wanted), plan.forward, why) &&
+         serves_sums(p, a.initial_z, a.final_z, Why(why));
 }
-std::string normalised_plan(const LinearAttnArgs& a, const DeviceInfo& d) {
-  return diag_forward_plan(to_problem(a), d).text() + "; then divided by the running sums, tiles of 64 tokens";
+KernelName normalised_kernel(const LinearAttnArgs& a, const NormalisedPlan& plan) {
+  return prefixed(diag_forward_kernel(to_problem(a), plan.forward));
 }
-std::size_t normalised_workspace(const LinearAttnArgs& a, const DeviceInfo& d) { return bytes_of(a, d); }
+std::string normalised_text(const LinearAttnArgs& /*a*/, const NormalisedPlan& plan) {
+  return plan.forward.text() + "; then divided by the running sums, tiles of 64 tokens";
+}
+std::size_t normalised_workspace(const LinearAttnArgs& a, const NormalisedPlan& plan) {
+  if (empty(to_problem(a))) return 0;
+  Arena count(nullptr);
+  const NormaliseMemory m(count, a, plan);
+  return count.bytes();
+}
+std::vector<std::string> normalised_forward_kernels(const DeviceInfo& d) { return prefixed(diag_forward_kernels(d)); }
 
-Status normalised(const LinearAttnArgs& a, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace) {
+Status normalised(const LinearAttnArgs& a, const NormalisedPlan& plan, Stream stream, std::span<std::byte> workspace) {
   const DiagProblem p = to_problem(a);
   if (empty(p)) return {};
   Arena arena(workspace.data());
-  const NormaliseMemory m(arena, a, d);
+  const NormaliseMemory m(arena, a, plan);
   if (a.o || a.final_state) {
-    if (Status s = diag_forward(m.forward, d, stream, m.engine_memory()); !s) return s;
+    if (Status s = diag_forward(m.forward, plan.forward, stream, m.engine_memory()); !s) return s;
   }
   if (!a.o && !a.final_z) return {};
   ScanParams s = scan(p, p.k, a.initial_z, a.final_z, m.tiles);
@@ -506,26 +527,42 @@ Status normalised(const LinearAttnArgs& a, const DeviceInfo& d, Stream stream, s
   return run_tokens<Use::Divide>(p, s, pieces, stream);
 }
 
-std::string normalised_refusal(const LinearAttnBackwardArgs& a, const DeviceInfo& d) {
-  std::string reason = diag_backward_refusal(to_problem(a), d);
-  if (reason.empty()) reason = sums_refusal(to_problem(a), a.initial_z, a.dzt);
-  return reason.empty() ? sums_refusal(to_problem(a), a.dz0, {}) : reason;
-}
-std::string normalised_plan(const LinearAttnBackwardArgs& a, const DeviceInfo& d) {
+bool normalised_plan(const LinearAttnBackwardArgs& a, const DeviceInfo& d, std::string_view wanted,
+                     NormalisedPlan& plan, std::string* text) {
+  const Why why(text);
+  const DiagBackwardProblem p = to_problem(a);
+  if (!diag_plan_backward(p, d, {}, plan.backward, text) || !serves_sums(p, a.initial_z, a.dzt, why) ||
+      !serves_sums(p, a.dz0, {}, why)) {
+    return false;
+  }
   Arena count(nullptr);
-  const NormaliseMemory m(count, a, d);
-  return diag_backward_plan(m.backward, d).text() + "; sums of keys and of queries, tiles of 64 tokens";
+  const NormaliseMemory m(count, a, nullptr);
+  return (!a.do_ || diag_plan_forward(m.forward, d, {}, plan.forward, text)) &&
+         diag_plan_backward(m.backward, d, engine_part(wanted), plan.backward, text);
 }
-std::size_t normalised_workspace(const LinearAttnBackwardArgs& a, const DeviceInfo& d) { return bytes_of(a, d); }
+KernelName normalised_kernel(const LinearAttnBackwardArgs& a, const NormalisedPlan& plan) {
+  return prefixed(diag_backward_kernel(to_problem(a), plan.backward));
+}
+std::string normalised_text(const LinearAttnBackwardArgs& /*a*/, const NormalisedPlan& plan) {
+  return plan.backward.text() + "; sums of keys and of queries, tiles of 64 tokens";
+}
+std::size_t normalised_workspace(const LinearAttnBackwardArgs& a, const NormalisedPlan& plan) {
+  if (empty(to_problem(a))) return 0;
+  Arena count(nullptr);
+  const NormaliseMemory m(count, a, &plan);
+  return count.bytes();
+}
+std::vector<std::string> normalised_backward_kernels(const DeviceInfo& d) { return prefixed(diag_backward_kernels(d)); }
 
-Status normalised(const LinearAttnBackwardArgs& a, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace) {
+Status normalised(const LinearAttnBackwardArgs& a, const NormalisedPlan& plan, Stream stream,
+                  std::span<std::byte> workspace) {
   const DiagProblem p = to_problem(a);
   if (empty(p)) return {};
   Arena arena(workspace.data());
-  const NormaliseMemory m(arena, a, d);
+  const NormaliseMemory m(arena, a, &plan);
   const bool gradient_of_d = a.do_ && (a.dq || a.dk || a.dz0);
   if (gradient_of_d) {
-    if (Status s = diag_forward(m.forward, d, stream, m.engine_memory()); !s) return s;
+    if (Status s = diag_forward(m.forward, plan.forward, stream, m.engine_memory()); !s) return s;
   }
   const bool pieces = in_pieces({&p.q, &p.k, &m.forward.o, &a.do_}, {&m.backward.dq, &m.backward.dk, &a.dq, &a.dk});
   ScanParams keys = scan(p, p.k, a.initial_z, {}, m.tiles);
@@ -541,7 +578,7 @@ Status normalised(const LinearAttnBackwardArgs& a, const DeviceInfo& d, Stream s
     if (Status s = run_tokens<Use::Upstream>(p, keys, pieces, stream); !s) return s;
   }
   if (a.dq || a.dk || a.dv || a.dh0) {
-    if (Status s = diag_backward(m.backward, d, stream, m.engine_memory()); !s) return s;
+    if (Status s = diag_backward(m.backward, plan.backward, stream, m.engine_memory()); !s) return s;
   }
   if (a.dq) {
     keys.from = operand(m.backward.dq);

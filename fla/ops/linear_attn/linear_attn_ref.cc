@@ -155,7 +155,7 @@ Status normalised_backward(const LinearAttnBackwardArgs& a, ThreadPool& pool, st
 void add(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwardArgs> b, bool normalize) {
   r.add(Kernel<LinearAttnArgs>{.function = f,
                                .backend = kReference,
-                               .name = "recurrence",
+                               .name = "linear.recurrence",
                                .verify = {},
                                .workspace =
                                    [normalize](const LinearAttnArgs& a, const CallInfo& c) {
@@ -165,14 +165,15 @@ void add(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwar
                                                                             : engine;
                                    },
                                .launch =
-                                   [normalize](const LinearAttnArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-                                     if (a.normalize.value_or(normalize)) return normalised_forward(a, *c.pool, ws);
-                                     return reference::diag_forward(to_problem(a), *c.pool, ws);
+                                   [normalize](const LinearAttnArgs& a, const CallInfo&, const LaunchInfo& l) {
+                                     if (a.normalize.value_or(normalize))
+                                       return normalised_forward(a, *l.pool, l.workspace);
+                                     return reference::diag_forward(to_problem(a), *l.pool, l.workspace);
                                    }});
   r.add(Kernel<LinearAttnBackwardArgs>{
       .function = b,
       .backend = kReference,
-      .name = "recurrence",
+      .name = "linear.recurrence",
       .verify = {},
       .workspace =
           [normalize](const LinearAttnBackwardArgs& a, const CallInfo& c) {
@@ -182,9 +183,9 @@ void add(Registry& r, FunctionId<LinearAttnArgs> f, FunctionId<LinearAttnBackwar
             return Memory(p, true, std::max(back, reference::diag_forward_workspace(p, c.threads)), {}).bytes;
           },
       .launch =
-          [normalize](const LinearAttnBackwardArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-            if (a.normalize.value_or(normalize)) return normalised_backward(a, *c.pool, ws);
-            return reference::diag_backward(to_problem(a), *c.pool, ws);
+          [normalize](const LinearAttnBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
+            if (a.normalize.value_or(normalize)) return normalised_backward(a, *l.pool, l.workspace);
+            return reference::diag_backward(to_problem(a), *l.pool, l.workspace);
           }});
 }
 

@@ -698,23 +698,23 @@ double* place_dlamb(cpu::Arena& arena, const MesaNetArgs& a, const CallInfo& c) 
   return arena.take<double>(c.dims["N"] * a.q.dim(2) * a.q.dim(3));
 }
 
-Status forward(const MesaNetArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status forward(const MesaNetArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const std::int64_t N = c.dims["N"];
-  HWY_DYNAMIC_DISPATCH(mesa_forward)(a, N, slots(N * a.q.dim(2), c), *c.pool, workspace.data());
+  HWY_DYNAMIC_DISPATCH(mesa_forward)(a, N, slots(N * a.q.dim(2), c), *l.pool, l.workspace.data());
   return {};
 }
 
-Status backward(const MesaNetBackwardArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status backward(const MesaNetBackwardArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const std::int64_t N = c.dims["N"];
-  cpu::Arena arena(workspace.data());
+  cpu::Arena arena(l.workspace.data());
   double* dlamb = place_dlamb(arena, a, c);
   HWY_DYNAMIC_DISPATCH(mesa_backward)
-  (a, N, slots(N * a.q.dim(2), c), *c.pool, dlamb, arena.take<std::byte>(0));
+  (a, N, slots(N * a.q.dim(2), c), *l.pool, dlamb, arena.take<std::byte>(0));
   return {};
 }
 
-Status step(const MesaNetStepArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
-  HWY_DYNAMIC_DISPATCH(mesa_step)(a, slots(a.q.dim(0) * a.q.dim(1), c), *c.pool, workspace.data());
+Status step(const MesaNetStepArgs& a, const CallInfo& c, const LaunchInfo& l) {
+  HWY_DYNAMIC_DISPATCH(mesa_step)(a, slots(a.q.dim(0) * a.q.dim(1), c), *l.pool, l.workspace.data());
   return {};
 }
 
@@ -725,14 +725,14 @@ void register_mesa_net_cpu(Registry& r) {
   r.add(Kernel<MesaNetArgs>{
       .function = kChunkMesaNet,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "mesa.chunk.forward",
       .verify = [](const MesaNetArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = [](const MesaNetArgs& a, const CallInfo& c) { return workspace_of(a, c, false); },
       .launch = forward});
   r.add(Kernel<MesaNetBackwardArgs>{
       .function = kChunkMesaNetBackward,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "mesa.chunk.backward",
       .verify = [](const MesaNetBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace =
           [](const MesaNetBackwardArgs& a, const CallInfo& c) {
@@ -744,7 +744,7 @@ void register_mesa_net_cpu(Registry& r) {
   r.add(Kernel<MesaNetStepArgs>{
       .function = kMesaNetDecodingOneStep,
       .backend = "cpu",
-      .name = "step",
+      .name = "mesa.step.forward",
       .verify = [](const MesaNetStepArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace =
           [](const MesaNetStepArgs& a, const CallInfo& c) {

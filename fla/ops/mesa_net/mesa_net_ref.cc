@@ -281,23 +281,23 @@ void backward_one(const MesaNetBackwardArgs& g, const Walk& w, const Memory& m, 
   w.put_states(g.dh_kk0, g.dh_kv0, m.D);
 }
 
-Status forward(const MesaNetArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status forward(const MesaNetArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const std::int64_t H = c.dims["H"];
-  double* base = align(workspace);
+  double* base = align(l.workspace);
   const std::size_t each = Memory(nullptr, c.dims["T"], c.dims["K"], false).doubles;
-  c.pool->run(c.dims["N"] * H, [&](std::int64_t task, int worker) {
+  l.pool->run(c.dims["N"] * H, [&](std::int64_t task, int worker) {
     const Walk w(a, task / H, task % H);
     forward_one(w, Memory(base + static_cast<std::size_t>(worker) * each, w.T, w.K, false));
   });
   return {};
 }
 
-Status backward(const MesaNetBackwardArgs& g, const CallInfo& c, std::span<std::byte> workspace) {
+Status backward(const MesaNetBackwardArgs& g, const CallInfo& c, const LaunchInfo& l) {
   const std::int64_t H = c.dims["H"], K = c.dims["K"], N = c.dims["N"];
-  double* dlamb = align(workspace);  // [N, H, K]
+  double* dlamb = align(l.workspace);  // [N, H, K]
   double* base = dlamb + N * H * K;
   const std::size_t each = Memory(nullptr, c.dims["T"], K, true).doubles;
-  c.pool->run(N * H, [&](std::int64_t task, int worker) {
+  l.pool->run(N * H, [&](std::int64_t task, int worker) {
     const Walk w(g, task / H, task % H);
     backward_one(g, w, Memory(base + static_cast<std::size_t>(worker) * each, w.T, w.K, true), dlamb + task * K);
   });
@@ -314,10 +314,10 @@ Status backward(const MesaNetBackwardArgs& g, const CallInfo& c, std::span<std::
 // A, C, and nine vectors.
 std::int64_t step_doubles(std::int64_t K, std::int64_t V) { return K * K + K * V + 8 * K + V; }
 
-Status step(const MesaNetStepArgs& a, const CallInfo& c, std::span<std::byte> workspace) {
+Status step(const MesaNetStepArgs& a, const CallInfo& c, const LaunchInfo& l) {
   const std::int64_t H = c.dims["H"], K = c.dims["K"], V = c.dims["V"];
-  double* base = align(workspace);
-  c.pool->run(c.dims["B"] * H, [&](std::int64_t task, int worker) {
+  double* base = align(l.workspace);
+  l.pool->run(c.dims["B"] * H, [&](std::int64_t task, int worker) {
     const std::int64_t n = task / H, h = task % H;
     double *A = base + worker * step_doubles(K, V), *C = A + K * K, *lamb = C + K * V, *q = lamb + K, *k = q + K,
            *x = k + K, *r = x + K, *p = r + K, *y = p + K;
@@ -358,7 +358,7 @@ std::size_t bytes(std::size_t doubles) { return doubles * sizeof(double) + align
 void register_mesa_net_ref(Registry& r) {
   r.add(Kernel<MesaNetArgs>{.function = kChunkMesaNet,
                             .backend = kReference,
-                            .name = "recurrence",
+                            .name = "mesa.recurrence",
                             .verify = {},
                             .workspace =
                                 [](const MesaNetArgs&, const CallInfo& c) {
@@ -369,7 +369,7 @@ void register_mesa_net_ref(Registry& r) {
   r.add(Kernel<MesaNetBackwardArgs>{
       .function = kChunkMesaNetBackward,
       .backend = kReference,
-      .name = "recurrence",
+      .name = "mesa.recurrence",
       .verify = {},
       .workspace =
           [](const MesaNetBackwardArgs&, const CallInfo& c) {
@@ -379,7 +379,7 @@ void register_mesa_net_ref(Registry& r) {
       .launch = backward});
   r.add(Kernel<MesaNetStepArgs>{.function = kMesaNetDecodingOneStep,
                                 .backend = kReference,
-                                .name = "recurrence",
+                                .name = "mesa.recurrence",
                                 .verify = {},
                                 .workspace =
                                     [](const MesaNetStepArgs&, const CallInfo& c) {

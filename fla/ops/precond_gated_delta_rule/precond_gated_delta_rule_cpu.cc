@@ -4,9 +4,7 @@
 namespace fla {
 
 void register_precond_gated_delta_rule_cpu(Registry& r) {
-  r.add_backend("precond_gated_delta_rule", cpu_backend());
-  register_precond(r, kChunkPrecondGatedDeltaRule, kChunkPrecondGatedDeltaRuleBackward, kPrecondChunk);
-  register_precond(r, kFusedRecurrentPrecondGatedDeltaRule, kFusedRecurrentPrecondGatedDeltaRuleBackward, kPrecondStep);
+  register_precond_cpu(r, "precond_gated_delta_rule", kPrecondGatedDeltaRuleFunctions);
 }
 
 }  // namespace fla

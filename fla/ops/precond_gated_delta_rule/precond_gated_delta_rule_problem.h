@@ -1,11 +1,19 @@
 // What precond_gated_delta_rule asks of the preconditioner and of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/engine/precond/engine.h"
 #include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kPrecondGatedDeltaRuleFunctions{
+    chunk_form(kChunkPrecondGatedDeltaRule, kChunkPrecondGatedDeltaRuleBackward),
+    step_form(kFusedRecurrentPrecondGatedDeltaRule, kFusedRecurrentPrecondGatedDeltaRuleBackward)};
 
 inline PrecondCall to_problem(const PrecondGatedDeltaRuleArgs& a) {
   PrecondCall c;

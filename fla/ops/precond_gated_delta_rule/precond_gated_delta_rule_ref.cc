@@ -4,9 +4,7 @@
 namespace fla {
 
 void register_precond_gated_delta_rule_ref(Registry& r) {
-  register_precond(r, kChunkPrecondGatedDeltaRule, kChunkPrecondGatedDeltaRuleBackward, kPrecondReference);
-  register_precond(r, kFusedRecurrentPrecondGatedDeltaRule, kFusedRecurrentPrecondGatedDeltaRuleBackward,
-                   kPrecondReference);
+  register_precond_reference(r, kPrecondGatedDeltaRuleFunctions);
 }
 
 }  // namespace fla

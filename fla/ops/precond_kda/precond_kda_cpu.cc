@@ -3,10 +3,6 @@
 
 namespace fla {
 
-void register_precond_kda_cpu(Registry& r) {
-  r.add_backend("precond_kda", cpu_backend());
-  register_precond(r, kChunkPrecondKda, kChunkPrecondKdaBackward, kPrecondChunk);
-  register_precond(r, kFusedRecurrentPrecondKda, kFusedRecurrentPrecondKdaBackward, kPrecondStep);
-}
+void register_precond_kda_cpu(Registry& r) { register_precond_cpu(r, "precond_kda", kPrecondKdaFunctions); }
 
 }  // namespace fla

@@ -1,11 +1,19 @@
 // What precond_kda asks of the preconditioner and of the delta engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/engine/precond/engine.h"
 #include "fla/ops/precond_kda/precond_kda.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kPrecondKdaFunctions{
+    chunk_form(kChunkPrecondKda, kChunkPrecondKdaBackward),
+    step_form(kFusedRecurrentPrecondKda, kFusedRecurrentPrecondKdaBackward)};
 
 inline PrecondCall to_problem(const PrecondKdaArgs& a) {
   PrecondCall c;

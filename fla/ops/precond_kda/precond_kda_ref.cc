@@ -3,9 +3,6 @@
 
 namespace fla {
 
-void register_precond_kda_ref(Registry& r) {
-  register_precond(r, kChunkPrecondKda, kChunkPrecondKdaBackward, kPrecondReference);
-  register_precond(r, kFusedRecurrentPrecondKda, kFusedRecurrentPrecondKdaBackward, kPrecondReference);
-}
+void register_precond_kda_ref(Registry& r) { register_precond_reference(r, kPrecondKdaFunctions); }
 
 }  // namespace fla

@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_retention_cuda(Registry& r) {
-  r.add_backend("retention", cuda_backend());
-  register_cuda_engine(r, kChunkRetention, kChunkRetentionBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedChunkRetention, kFusedChunkRetentionBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedRecurrentRetention, kFusedRecurrentRetentionBackward, kDiagCuda);
-  register_cuda_engine(r, kParallelRetention, kParallelRetentionBackward, kDiagCuda);
-}
+void register_retention_cuda(Registry& r) { register_cuda(r, "retention", kRetentionFunctions, kDiagCuda); }
 
 }  // namespace fla

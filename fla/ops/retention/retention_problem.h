@@ -1,10 +1,19 @@
 // What retention asks of the diagonal-decay engine: simple_gla with a constant gate computed from the head's index.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/diag/problem.h"
 #include "fla/ops/retention/retention.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kRetentionFunctions{chunk_form(kChunkRetention, kChunkRetentionBackward),
+                                                chunk_form(kFusedChunkRetention, kFusedChunkRetentionBackward),
+                                                step_form(kFusedRecurrentRetention, kFusedRecurrentRetentionBackward),
+                                                chunk_form(kParallelRetention, kParallelRetentionBackward)};
 
 inline DiagProblem to_problem(const RetentionArgs& a) {
   DiagProblem p = diag_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens);

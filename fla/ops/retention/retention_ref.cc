@@ -3,11 +3,6 @@
 
 namespace fla {
 
-void register_retention_ref(Registry& r) {
-  register_diag_reference(r, kChunkRetention, kChunkRetentionBackward);
-  register_diag_reference(r, kFusedChunkRetention, kFusedChunkRetentionBackward);
-  register_diag_reference(r, kFusedRecurrentRetention, kFusedRecurrentRetentionBackward);
-  register_diag_reference(r, kParallelRetention, kParallelRetentionBackward);
-}
+void register_retention_ref(Registry& r) { register_diag_reference(r, kRetentionFunctions); }
 
 }  // namespace fla

@@ -13,13 +13,10 @@ void store(const TensorView& t, std::byte* at, double x) { cpu::store_element(at
 }  // namespace
 
 void register_rwkv7_cpu(Registry& r) {
-  r.add_backend("rwkv7", cpu_backend());
-  register_delta_cpu(r, kChunkRwkv7, kChunkRwkv7Backward, Form::Chunk);
-  register_delta_cpu(r, kFusedRecurrentRwkv7, kFusedRecurrentRwkv7Backward, Form::Step);
-  register_rwkv7_mul<float>(r, "cpu", "step",
+  register_delta_cpu(r, "rwkv7", kRwkv7Functions);
+  register_rwkv7_mul<float>(r, "cpu",
                             {load, store, cpu::delta_step_forward_workspace, cpu::delta_step_forward,
                              cpu::delta_step_backward_workspace, cpu::delta_step_backward});
-  register_engine(r, kRwkv7Step, kDeltaStep);
 }
 
 }  // namespace fla

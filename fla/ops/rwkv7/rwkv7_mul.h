@@ -72,13 +72,13 @@ void put_rwkv7_mul(const FusedMulRwkv7BackwardArgs& x, const DeltaBackwardProble
 }
 
 template <typename E>
-void register_rwkv7_mul(Registry& r, const char* backend, const char* name, const Rwkv7MulEngine<E>& e) {
+void register_rwkv7_mul(Registry& r, const char* backend, const Rwkv7MulEngine<E>& e) {
   using F = FusedMulRwkv7Args;
   using G = FusedMulRwkv7BackwardArgs;
   constexpr bool narrow = sizeof(E) < sizeof(double);
   r.add(Kernel<F>{.function = kFusedMulRecurrentRwkv7,
                   .backend = backend,
-                  .name = name,
+                  .name = narrow ? "rwkv7.mul.forward" : "rwkv7.mul.recurrence",
                   .verify = [](const F& x, const CallInfo& c) { return narrow ? verify_cpu(c, x.r.dtype) : accept(); },
                   .workspace =
                       [e](const F& x, const CallInfo& c) {
@@ -87,15 +87,15 @@ void register_rwkv7_mul(Registry& r, const char* backend, const char* name, cons
                         return placed + e.forward_workspace(p, c.threads);
                       },
                   .launch =
-                      [e](const F& x, const CallInfo& c, std::span<std::byte> ws) {
+                      [e](const F& x, const CallInfo&, const LaunchInfo& l) {
                         DeltaProblem p = to_problem(x);
-                        const std::size_t placed = place_rwkv7_mul<E>(p, ws.data()).used();
-                        make_rwkv7_mul(x, p, e, *c.pool);
-                        return e.forward(p, *c.pool, ws.subspan(placed));
+                        const std::size_t placed = place_rwkv7_mul<E>(p, l.workspace.data()).used();
+                        make_rwkv7_mul(x, p, e, *l.pool);
+                        return e.forward(p, *l.pool, l.workspace.subspan(placed));
                       }});
   r.add(Kernel<G>{.function = kFusedMulRecurrentRwkv7Backward,
                   .backend = backend,
-                  .name = name,
+                  .name = narrow ? "rwkv7.mul.backward" : "rwkv7.mul.recurrence",
                   .verify = [](const G& x, const CallInfo& c) { return narrow ? verify_cpu(c, x.r.dtype) : accept(); },
                   .workspace =
                       [e](const G& x, const CallInfo& c) {
@@ -104,12 +104,12 @@ void register_rwkv7_mul(Registry& r, const char* backend, const char* name, cons
                         return placed + e.backward_workspace(p, c.threads);
                       },
                   .launch =
-                      [e](const G& x, const CallInfo& c, std::span<std::byte> ws) {
+                      [e](const G& x, const CallInfo&, const LaunchInfo& l) {
                         DeltaBackwardProblem p = to_problem(x);
-                        const std::size_t placed = place_rwkv7_mul<E>(p, ws.data()).used();
-                        make_rwkv7_mul(x, p, e, *c.pool);
-                        if (Status s = e.backward(p, *c.pool, ws.subspan(placed)); !s) return s;
-                        put_rwkv7_mul(x, p, e, *c.pool);
+                        const std::size_t placed = place_rwkv7_mul<E>(p, l.workspace.data()).used();
+                        make_rwkv7_mul(x, p, e, *l.pool);
+                        if (Status s = e.backward(p, *l.pool, l.workspace.subspan(placed)); !s) return s;
+                        put_rwkv7_mul(x, p, e, *l.pool);
                         return Status();
                       }});
 }

@@ -1,10 +1,18 @@
 // What rwkv7 asks of the delta engine: generalized_delta_rule with r for q and w for gk.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/delta/translate.h"
 #include "fla/ops/rwkv7/rwkv7.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kRwkv7Functions{chunk_form(kChunkRwkv7, kChunkRwkv7Backward),
+                                            step_form(kFusedRecurrentRwkv7, kFusedRecurrentRwkv7Backward),
+                                            step_form(kRwkv7Step)};
 
 // What all forms share; a, b and states are left to the form.
 template <typename A>

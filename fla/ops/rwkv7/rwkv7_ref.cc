@@ -22,12 +22,10 @@ void store(const TensorView& t, std::byte* at, double x) {
 }  // namespace
 
 void register_rwkv7_ref(Registry& r) {
-  register_delta_reference(r, kChunkRwkv7, kChunkRwkv7Backward);
-  register_delta_reference(r, kFusedRecurrentRwkv7, kFusedRecurrentRwkv7Backward);
-  register_rwkv7_mul<double>(r, kReference, "recurrence",
+  register_delta_reference(r, kRwkv7Functions);
+  register_rwkv7_mul<double>(r, kReference,
                              {load, store, reference::delta_forward_workspace, reference::delta_forward,
                               reference::delta_backward_workspace, reference::delta_backward});
-  register_engine(r, kRwkv7Step, kDeltaReference);
 }
 
 }  // namespace fla

@@ -3,13 +3,6 @@
 
 namespace fla {
 
-void register_simple_gla_cpu(Registry& r) {
-  r.add_backend("simple_gla", cpu_backend());
-  register_diag_cpu(r, kChunkSimpleGla, kChunkSimpleGlaBackward, Form::Chunk);
-  register_diag_cpu(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward, Form::Chunk);
-  register_diag_cpu(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward, Form::Step);
-  register_diag_cpu(r, kParallelSimpleGla, kParallelSimpleGlaBackward, Form::Chunk);
-  register_engine(r, kSimpleGlaStep, kDiagStep);
-}
+void register_simple_gla_cpu(Registry& r) { register_diag_cpu(r, "simple_gla", kSimpleGlaFunctions); }
 
 }  // namespace fla

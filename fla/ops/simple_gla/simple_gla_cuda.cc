@@ -3,13 +3,6 @@
 
 namespace fla {
 
-void register_simple_gla_cuda(Registry& r) {
-  r.add_backend("simple_gla", cuda_backend());
-  register_cuda_engine(r, kChunkSimpleGla, kChunkSimpleGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kParallelSimpleGla, kParallelSimpleGlaBackward, kDiagCuda);
-  register_cuda_engine(r, kSimpleGlaStep, kDiagCuda);
-}
+void register_simple_gla_cuda(Registry& r) { register_cuda(r, "simple_gla", kSimpleGlaFunctions, kDiagCuda); }
 
 }  // namespace fla

@@ -1,10 +1,20 @@
 // What simple_gla asks of the diagonal-decay engine.
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/diag/problem.h"
 #include "fla/ops/simple_gla/simple_gla.h"
 
 namespace fla {
+
+// The functions that the engine serves.
+inline constexpr std::tuple kSimpleGlaFunctions{chunk_form(kChunkSimpleGla, kChunkSimpleGlaBackward),
+                                                chunk_form(kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward),
+                                                step_form(kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward),
+                                                chunk_form(kParallelSimpleGla, kParallelSimpleGlaBackward),
+                                                step_form(kSimpleGlaStep)};
 
 // All but states and boundaries.
 template <typename A>

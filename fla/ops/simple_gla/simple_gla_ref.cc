@@ -3,12 +3,6 @@
 
 namespace fla {
 
-void register_simple_gla_ref(Registry& r) {
-  register_diag_reference(r, kChunkSimpleGla, kChunkSimpleGlaBackward);
-  register_diag_reference(r, kFusedChunkSimpleGla, kFusedChunkSimpleGlaBackward);
-  register_diag_reference(r, kFusedRecurrentSimpleGla, kFusedRecurrentSimpleGlaBackward);
-  register_diag_reference(r, kParallelSimpleGla, kParallelSimpleGlaBackward);
-  register_engine(r, kSimpleGlaStep, kDiagReference);
-}
+void register_simple_gla_ref(Registry& r) { register_diag_reference(r, kSimpleGlaFunctions); }
 
 }  // namespace fla

@@ -55,7 +55,10 @@ OpSpec<A, G>& add_chunk_size(OpSpec<A, G>& s, std::int64_t A::*member) {
 template <typename A, typename G>
 OpSpec<A, G>& add_host_boundaries(OpSpec<A, G>& s, TensorView A::*member) {
   return s.opt_in("cu_seqlens_cpu", member, "N+1", nullptr,
-                  {.types = Types::Index, .gen = {.kind = Gen::Kind::None}, .doc = "cu_seqlens in host memory"});
+                  {.types = Types::Index,
+                   .gen = {.kind = Gen::Kind::None},
+                   .host_of = "cu_seqlens",
+                   .doc = "cu_seqlens in host memory"});
 }
 
 template <typename A, typename G>

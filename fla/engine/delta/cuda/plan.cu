@@ -2,6 +2,9 @@
 #include "fla/engine/delta/cuda/entry.h"
 
 #include <algorithm>
+#include <initializer_list>
+#include <set>
+#include <utility>
 
 #include "fla/engine/delta/cuda/launches.h"
 #include "fla/engine/delta/cuda/params.cuh"
@@ -15,46 +18,44 @@ constexpr std::int64_t kMostWidth = 256, kDecodeTokens = 8;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// Why the chunk kernels cannot serve the problem. The checks of alignment look at addresses and strides only.
-std::string chunk_refusal(const DeltaProblem& p) {
+// Whether the chunk kernels serve the problem. The checks of alignment look at addresses and strides only.
+bool chunk_serves(const DeltaProblem& p, const Why& why) {
   if (p.q.dtype != DType::BF16 && p.q.dtype != DType::F16) {
-    return std::string("q: needs BF16 or F16, got ") + name_of(p.q.dtype);
+    return why("q: needs BF16 or F16, got ", name_of(p.q.dtype));
   }
   for (const auto& [name, t] : {std::pair{"k", &p.k}, {"v", &p.v}, {"o", &p.o}}) {
-    if (t->present() && t->dtype != p.q.dtype) return std::string(name) + ": needs the type of q";
+    if (t->present() && t->dtype != p.q.dtype) return why(name, ": needs the type of q");
   }
   for (const auto& [name, t] : {std::pair{"q", &p.q}, {"k", &p.k}, {"v", &p.v}, {"o", &p.o}}) {
-    if (!vectorizable(*t)) return std::string(name) + ": needs rows that are contiguous and 16-byte aligned";
+    if (!vectorizable(*t)) return why(name, ": needs rows that are contiguous and 16-byte aligned");
   }
-  if (p.K % 8 != 0) return "K: needs a multiple of 8, got " + std::to_string(p.K);
-  if (p.V % 8 != 0) return "V: needs a multiple of 8, got " + std::to_string(p.V);
-  if (p.reverse) return "reverse: needs tokens in their order";
-  if (p.slots().indices || p.slots().steps) return "slots: need the token kernel";
-  if (!p.cu_seqlens && p.T <= kDecodeTokens) return "T: needs more than 8 tokens, got " + std::to_string(p.T);
-  if (p.gv) return "gv: needs the token kernel";
-  if (p.beta.ndim == 4) return "beta: needs [B, T, HV]";
-  if (p.g && p.gk) return "gk: needs to be the only gate";
-  if (p.gk && p.gk.dtype == DType::F64) return "gk: needs F32, F16 or BF16, got F64";
-  if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: needs an operator that reads the decayed state";
-  if (p.chunk > 0 && p.chunk < kDeltaBT) {
-    return "chunk_size: needs at least 32, got " + std::to_string(p.chunk);
-  }
+  if (p.K % 8 != 0) return why("K: needs a multiple of 8, got ", p.K);
+  if (p.V % 8 != 0) return why("V: needs a multiple of 8, got ", p.V);
+  if (p.reverse) return why("reverse: needs tokens in their order");
+  if (p.slots().indices || p.slots().steps) return why("slots: need the token kernel");
+  if (!p.cu_seqlens && p.T <= kDecodeTokens) return why("T: needs more than 8 tokens, got ", p.T);
+  if (p.gv) return why("gv: needs the token kernel");
+  if (p.beta.ndim == 4) return why("beta: needs [B, T, HV]");
+  if (p.g && p.gk) return why("gk: needs to be the only gate");
+  if (p.gk && p.gk.dtype == DType::F64) return why("gk: needs F32, F16 or BF16, got F64");
+  if (p.erase == Erase::Plain && (p.g || p.gk)) return why("g: needs an operator that reads the decayed state");
+  if (p.chunk > 0 && p.chunk < kDeltaBT) return why("chunk_size: needs at least 32, got ", p.chunk);
   if (p.h && p.h_chunk % kDeltaBT != 0) {
-    return "h: needs states every multiple of 32 tokens, got " + std::to_string(p.h_chunk);
+    return why("h: needs states every multiple of 32 tokens, got ", p.h_chunk);
   }
-  return {};
+  return true;
 }
 
-// Why the chunk kernels cannot form the gradients.
-std::string chunk_backward_refusal(const DeltaBackwardProblem& p) {
-  if (std::string why = chunk_refusal(p); !why.empty()) return why;
-  if (p.q.dtype != DType::BF16) return std::string("q: needs BF16, got ") + name_of(p.q.dtype);
-  if (!p.do_) return "do: needs to be given";
+// Whether they form the gradients.
+bool chunk_backward_serves(const DeltaBackwardProblem& p, const Why& why) {
+  if (!chunk_serves(p, why)) return false;
+  if (p.q.dtype != DType::BF16) return why("q: needs BF16, got ", name_of(p.q.dtype));
+  if (!p.do_) return why("do: needs to be given");
   for (const auto& [name, t] : {std::pair{"do", &p.do_}, {"dq", &p.dq}, {"dk", &p.dk}, {"dv", &p.dv}}) {
-    if (t->present() && t->dtype != p.q.dtype) return std::string(name) + ": needs the type of q";
-    if (!vectorizable(*t)) return std::string(name) + ": needs rows that are contiguous and 16-byte aligned";
+    if (t->present() && t->dtype != p.q.dtype) return why(name, ": needs the type of q");
+    if (!vectorizable(*t)) return why(name, ": needs rows that are contiguous and 16-byte aligned");
   }
-  return {};
+  return true;
 }
 
 // delta_parameter_kernel: a block adds 32 entries of a head over all slots, a warp every eighth slot.
@@ -94,34 +95,25 @@ Status delta_parameter_gradients(const DeltaBackwardProblem& p, const float* par
       stream, partials, slots, static_cast<int>(p.HV), static_cast<int>(entries), typed(p.dA_log), typed(p.ddt_bias));
 }
 
-std::string delta_refusal(const DeltaProblem& p, const DeviceInfo& device) {
-  if (device.sm < 80)
-    return "device: needs compute capability 8.0, got " + std::to_string(device.sm / 10) + "." +
-           std::to_string(device.sm % 10);
+bool delta_serves(const DeltaProblem& p, const DeviceInfo& device, const Why& why) {
+  if (device.sm < 80) {
+    return why("device: needs compute capability 8.0, got ", device.sm / 10, ".", device.sm % 10);
+  }
   if (p.erase != Erase::Plain && p.erase != Erase::Decayed) {
-    return p.erase == Erase::Other     ? "p: not supported"
-           : p.erase == Erase::Gated   ? "eb: not supported"
-           : p.erase == Erase::General ? "a, b: not supported"
-                                       : "erase: not supported";
+    return why(p.erase == Erase::Other     ? "p: not supported"
+               : p.erase == Erase::Gated   ? "eb: not supported"
+               : p.erase == Erase::General ? "a, b: not supported"
+                                           : "erase: not supported");
   }
-  if (p.q.dtype == DType::F64) return "q: needs F32, F16 or BF16, got F64";
-  if (p.R != 1) return "k: needs one row per token, got " + std::to_string(p.R);
-  if (p.w) return "w: not supported";
+  if (p.q.dtype == DType::F64) return why("q: needs F32, F16 or BF16, got F64");
+  if (p.R != 1) return why("k: needs one row per token, got ", p.R);
+  if (p.w) return why("w: not supported");
   for (const auto& [name, t] : {std::pair{"initial_state", &p.h0}, {"final_state", &p.ht}}) {
-    if (t->present() && t->dtype == DType::F64) return std::string(name) + ": needs F32, F16 or BF16, got F64";
+    if (t->present() && t->dtype == DType::F64) return why(name, ": needs F32, F16 or BF16, got F64");
   }
-  if (p.K > kMostWidth) return "K: needs at most 256, got " + std::to_string(p.K);
-  if (p.V > kMostWidth) return "V: needs at most 256, got " + std::to_string(p.V);
-  return {};
-}
-
-std::string DeltaPlan::text() const {
-  if (kernel != DeltaKernel::Chunk) return std::string(name) + " (" + why_token + ")";
-  return std::string(name) + ", K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
-         (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
-         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" +
-         (segments > 1 ? ", time cut every " + std::to_string(segment * kDeltaBT) + " tokens" : "") +
-         (round > 0 ? ", in rounds of " + std::to_string(round * kDeltaBT) + " tokens" : "");
+  if (p.K > kMostWidth) return why("K: needs at most 256, got ", p.K);
+  if (p.V > kMostWidth) return why("V: needs at most 256, got ", p.V);
+  return true;
 }
 
 namespace {
@@ -129,11 +121,6 @@ namespace {
 bool has_room(std::int64_t bytes, const DeviceInfo& device) {
   return bytes <= static_cast<std::int64_t>(device.shared_per_block);
 }
-std::string too_wide(std::int64_t bytes, const DeviceInfo& device) {
-  return "device: needs " + std::to_string(bytes) + " bytes of shared memory a block, has " +
-         std::to_string(device.shared_per_block);
-}
-
 // Stages that leave room for so many blocks on a multiprocessor, each with `extra` bytes beside them.
 int stages_for(std::int64_t blocks, std::int64_t stage, std::int64_t extra, const DeviceInfo& device) {
   const auto room = static_cast<std::int64_t>(device.shared_per_sm) / blocks -
@@ -148,17 +135,27 @@ std::int64_t blocks_per_sm(std::int64_t blocks, const DeviceInfo& device) {
 
 }  // namespace
 
-DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std::int64_t columns, std::int64_t chunks) {
+namespace {
+
+// The key channels that the token kernels are compiled for.
+std::int64_t token_width(std::int64_t K) { return K <= 64 ? 64 : K <= 128 ? 128 : 256; }
+
+DeltaPlan token_plan(const DeltaProblem& p) {
   DeltaPlan plan;
-  plan.why_token = chunk_refusal(p);
-  if (!plan.why_token.empty()) {
-    const bool decode = delta_decode_serves(p);
-    plan.kernel = decode ? DeltaKernel::Decode : DeltaKernel::Token;
-    plan.name = decode ? "delta_decode" : "delta_token";
-    return plan;
-  }
+  plan.kernel = DeltaKernel::Token;
+  plan.width = token_width(p.K);
+  return plan;
+}
+DeltaPlan decode_plan(const DeltaProblem& p) {
+  DeltaPlan plan = token_plan(p);
+  plan.kernel = DeltaKernel::Decode;
+  return plan;
+}
+
+// The chunk kernels with blocks of so many columns, time cut every so many chunks.
+DeltaPlan chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std::int64_t columns, std::int64_t chunks) {
+  DeltaPlan plan;
   plan.kernel = DeltaKernel::Chunk;
-  plan.name = p.gk ? "delta_chunk_channel" : "delta_chunk_head";
   plan.width = p.K <= 64 && p.q.dtype == DType::BF16 ? 64 : p.K <= 128 ? 128 : 256;
   plan.columns = columns;
   plan.parts = ceil_div(p.V, columns);
@@ -173,12 +170,15 @@ DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std:
   };
   plan.stages = stages_of(plan.parts);
   plan.transfer_stages = stages_of(plan.parts + plan.width / columns);
-  if (const std::int64_t least = delta_chunk_least_bytes(plan.width, columns, channel); !has_room(least, device)) {
-    plan.kernel = DeltaKernel::Token;
-    plan.name = "delta_token";
-    plan.why_token = too_wide(least, device);
-  }
   return plan;
+}
+
+}  // namespace
+
+DeltaPlan delta_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, std::int64_t columns, std::int64_t chunks) {
+  if (!chunk_serves(p, {})) return delta_decode_serves(p) ? decode_plan(p) : token_plan(p);
+  const DeltaPlan plan = chunk_plan(p, device, columns, chunks);
+  return has_room(delta_chunk_least_bytes(plan.width, columns, p.gk.present()), device) ? plan : token_plan(p);
 }
 
 namespace {
@@ -205,19 +205,25 @@ double us_of_chunk(const Pace& k, std::int64_t blocks, const DeviceInfo& device)
   return static_cast<double>(each / k.resident) * k.us[k.resident - 1] + (rest > 0 ? k.us[rest - 1] : 0.0);
 }
 
-// Cuts time where too few heads keep the multiprocessors busy: as long as that pays for the work that it adds, about as
-// much again as the whole.
-DeltaPlan fastest_plan(const DeltaProblem& p, const DeviceInfo& device) {
-  constexpr std::int64_t kMostSegments = 64, kLeastChunks = 8;
-  const DeltaPlan whole = delta_chunk_plan(p, device, kDeltaColumns, 0);
-  if (whole.kernel != DeltaKernel::Chunk || p.N == 0 || p.HV == 0) return whole;
-  const std::int64_t heads = p.N * p.HV, chunks = ceil_div(p.cu_seqlens ? p.T / p.N : p.T, kDeltaBT);
-  const std::int64_t most = whole.width > 128 || p.h ? 1 : std::min(kMostSegments, chunks / kLeastChunks);
-  double least = 0.0;
-  std::int64_t best_columns = kDeltaColumns, best_length = 0;
-  for (const Paces& paces : p.gk ? kPacesOfChannels : kPacesOfHeads) {
+std::size_t chunk_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
+  return p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
+                                  : delta_chunk_forward_workspace<f16>(p, plan);
+}
+
+// fn(plan, microseconds) for every way in which the chunk kernels could run the problem on this device. Time is cut
+// where too few heads keep the multiprocessors busy: the cut adds about as much work again as the whole. `always`: it may
+// be cut wherever there are chunks to cut.
+template <typename Fn>
+void for_each_chunk_plan(const DeltaProblem& p, const DeviceInfo& device, bool always, Fn&& fn) {
+  const std::int64_t most_segments = always ? 2 : 64;
+  const std::int64_t least_chunks = always ? 1 : 8;  // of a segment
+  const DeltaPlan whole = chunk_plan(p, device, kDeltaColumns, 0);
+  const bool channel = p.gk.present(), nothing = p.N == 0 || p.HV == 0;
+  const std::int64_t heads = p.N * p.HV, chunks = nothing ? 0 : ceil_div(p.cu_seqlens ? p.T / p.N : p.T, kDeltaBT);
+  const std::int64_t most = whole.width > 128 || p.h ? 1 : std::min(most_segments, chunks / least_chunks);
+  for (const Paces& paces : channel ? kPacesOfChannels : kPacesOfHeads) {
     if (paces.columns == kDeltaWide && (whole.width != kDeltaWideKeys || p.V <= kDeltaColumns || p.h)) continue;
-    if (!has_room(delta_chunk_least_bytes(whole.width, paces.columns, p.gk.present()), device)) continue;
+    if (!has_room(delta_chunk_least_bytes(whole.width, paces.columns, channel), device)) continue;
     const std::int64_t parts = ceil_div(p.V, paces.columns);
     for (std::int64_t segments = 1; segments <= std::max<std::int64_t>(1, most); ++segments) {
       const std::int64_t length = ceil_div(chunks, segments);
@@ -227,38 +233,109 @@ DeltaPlan fastest_plan(const DeltaProblem& p, const DeviceInfo& device) {
         us += (p.g ? kReached : 1.0) * static_cast<double>(length) * us_of_chunk(paces.transfer, blocks, device) +
               static_cast<double>(segments) * kJoin + kMoreKernels;
       }
-      if (least > 0.0 && us >= least) continue;
-      least = us;
-      best_columns = paces.columns;
-      best_length = segments == 1 ? 0 : length;
+      fn(chunk_plan(p, device, paces.columns, segments == 1 ? 0 : length), us);
     }
   }
-  return best_columns == kDeltaColumns && best_length == 0 ? whole
-                                                           : delta_chunk_plan(p, device, best_columns, best_length);
 }
 
-std::size_t chunk_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
-  return p.q.dtype == DType::BF16 ? delta_chunk_forward_workspace<bf16>(p, plan)
-                                  : delta_chunk_forward_workspace<f16>(p, plan);
-}
-
-}  // namespace
-
-// For a gate per channel the prologue leaves rows of q and k for every value head, more than half of what the call
-// reads and writes: so sequences of one length are served round after round.
-DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
-  constexpr std::int64_t kLeastRound = 8;
-  DeltaPlan plan = fastest_plan(p, device);
-  if (plan.kernel != DeltaKernel::Chunk || plan.segments > 1 || !p.gk || p.cu_seqlens) return plan;
+// Whether sequences go through the kernels in rounds. For a gate per channel the prologue leaves rows of q and k for
+// every value head, more than half of what the call reads and writes: then sequences of one length are served round
+// after round. `always`: where they could be.
+DeltaPlan in_rounds(const DeltaProblem& p, DeltaPlan plan, bool always) {
+  const std::int64_t least_round = always ? 1 : 8;
+  if (plan.segments > 1 || !p.gk || p.cu_seqlens) return plan;
   std::size_t tensors = 0;
   for (const TensorView* t : {&p.q, &p.k, &p.v, &p.beta, &p.gk, &p.h0, &p.o, &p.ht}) {
     if (t->present()) tensors += static_cast<std::size_t>(t->numel()) * size_of(t->dtype);
   }
   const std::int64_t chunks = ceil_div(p.T, kDeltaBT);
-  for (std::int64_t rounds = 2; 2 * chunk_workspace(p, plan) > tensors && chunks >= kLeastRound * rounds; ++rounds) {
+  for (std::int64_t rounds = 2; chunks >= least_round * rounds; ++rounds) {
+    if (always ? plan.round > 0 : 2 * chunk_workspace(p, plan) <= tensors) break;
     plan.round = ceil_div(chunks, rounds);
   }
   return plan;
+}
+
+// fn(plan, rank) for every way to run the problem; the least rank is chosen. Chunks come before decoding, that before
+// token by token.
+template <typename Fn>
+void for_each_forward_plan(const DeltaProblem& p, const DeviceInfo& device, bool always, Fn&& fn) {
+  constexpr double kDecodeRank = 1e30, kTokenRank = 1e31;
+  fn(token_plan(p), kTokenRank);
+  if (delta_decode_serves(p)) fn(decode_plan(p), kDecodeRank);
+  if (chunk_serves(p, {})) for_each_chunk_plan(p, device, always, fn);
+}
+
+}  // namespace
+
+KernelName delta_forward_kernel(const DeltaProblem& p, const DeltaPlan& plan) {
+  switch (plan.kernel) {
+    case DeltaKernel::Token: return KernelName("delta.token.k").add(plan.width).add(".forward");
+    case DeltaKernel::Decode:
+      return KernelName("delta.decode.")
+          .add(short_name(p.h0 ? p.h0.dtype : p.ht.dtype))
+          .add(".k")
+          .add(plan.width)
+          .add(p.T == 1 ? ".one" : ".several");
+    case DeltaKernel::Chunk: break;
+  }
+  return KernelName("delta.chunk.")
+      .add(short_name(p.q.dtype))
+      .add(".k")
+      .add(plan.width)
+      .add(".v")
+      .add(plan.columns)
+      .add(p.gk ? ".channel" : ".head")
+      .add(plan.segments > 1 ? ".cut"
+           : plan.round > 0  ? ".rounds"
+                             : "")
+      .add(".forward");
+}
+
+bool delta_plan_forward(const DeltaProblem& p, const DeviceInfo& device, std::string_view wanted, DeltaPlan& plan,
+                        std::string* text) {
+  const Why why(text);
+  if (!delta_serves(p, device, why)) return false;
+  double least = -1.0;
+  for_each_forward_plan(p, device, !wanted.empty(), [&](const DeltaPlan& one, double rank) {
+    if (wanted.empty()) {
+      if (least >= 0.0 && rank >= least) return;
+      least = rank;
+      plan = one;
+      return;
+    }
+    for (const bool rounds : {false, true}) {
+      const DeltaPlan as = rounds ? in_rounds(p, one, true) : one;
+      if (least >= 0.0 || !delta_forward_kernel(p, as).has(wanted)) continue;
+      least = rank;
+      plan = as;
+    }
+  });
+  if (least < 0.0) return why("no way to run this call with kernel ", wanted);
+  if (wanted.empty() && plan.kernel == DeltaKernel::Chunk) plan = in_rounds(p, plan, false);
+  return true;
+}
+
+DeltaPlan delta_forward_plan(const DeltaProblem& p, const DeviceInfo& device) {
+  DeltaPlan plan;
+  static_cast<void>(delta_plan_forward(p, device, {}, plan, nullptr));
+  return plan;
+}
+
+std::string delta_forward_text(const DeltaProblem& p, const DeltaPlan& plan) {
+  if (plan.kernel == DeltaKernel::Chunk) return plan.text();
+  std::string reason;
+  if (chunk_serves(p, Why(&reason))) reason = "a block of the chunk kernels finds no room in shared memory";
+  return plan.text() + " (" + reason + ")";
+}
+
+std::string DeltaPlan::text() const {
+  if (kernel != DeltaKernel::Chunk) return "K padded to " + std::to_string(width) + ", token by token";
+  return "K padded to " + std::to_string(width) + ", " + std::to_string(parts) +
+         (parts == 1 ? " block of " : " blocks of ") + std::to_string(columns) + " values, chunk " +
+         std::to_string(kDeltaBT) + ", " + std::to_string(stages) + " stages" +
+         (segments > 1 ? ", time cut every " + std::to_string(segment * kDeltaBT) + " tokens" : "") +
+         (round > 0 ? ", in rounds of " + std::to_string(round * kDeltaBT) + " tokens" : "");
 }
 
 namespace {
@@ -274,62 +351,155 @@ std::span<std::byte> aligned(std::span<std::byte> workspace) {
 
 }  // namespace
 
+std::size_t delta_forward_workspace(const DeltaProblem& p, const DeltaPlan& plan) {
+  return plan.kernel == DeltaKernel::Chunk ? anywhere(chunk_workspace(p, plan)) : 0;
+}
 std::size_t delta_forward_workspace(const DeltaProblem& p, const DeviceInfo& device) {
-  const DeltaPlan plan = delta_forward_plan(p, device);
-  if (plan.kernel != DeltaKernel::Chunk) return 0;
-  return anywhere(chunk_workspace(p, plan));
+  return delta_forward_workspace(p, delta_forward_plan(p, device));
 }
 
-Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
-  if (std::string why = delta_refusal(p, device); !why.empty()) return {Code::Unsupported, "delta_forward: " + why};
-  if (workspace.size() < delta_forward_workspace(p, device)) {
-    return {Code::OutOfMemory, "delta_forward: workspace too small"};
-  }
+Status delta_forward(const DeltaProblem& p, const DeltaPlan& plan, Stream stream, std::span<std::byte> workspace) {
   if (p.N == 0 || p.HV == 0 || p.V == 0 || p.K == 0) return {};
-  const DeltaPlan plan = delta_forward_plan(p, device);
   if (plan.kernel == DeltaKernel::Decode) return delta_decode_forward(p, stream);
   if (plan.kernel == DeltaKernel::Token) return delta_token_forward(p, stream);
   return p.q.dtype == DType::BF16 ? delta_chunk_forward<bf16>(p, plan, stream, aligned(workspace))
                                   : delta_chunk_forward<f16>(p, plan, stream, aligned(workspace));
 }
+Status delta_forward(const DeltaProblem& p, const DeviceInfo& device, Stream stream, std::span<std::byte> workspace) {
+  DeltaPlan plan;
+  std::string why;
+  if (!delta_plan_forward(p, device, {}, plan, &why)) return {Code::Unsupported, "delta_forward: " + why};
+  if (workspace.size() < delta_forward_workspace(p, plan)) {
+    return {Code::OutOfMemory, "delta_forward: workspace too small"};
+  }
+  return delta_forward(p, plan, stream, workspace);
+}
 
-std::string delta_backward_refusal(const DeltaBackwardProblem& p, const DeviceInfo& device) {
-  if (std::string why = delta_refusal(p, device); !why.empty()) return why;
-  if (p.slots().indices || p.slots().steps) return "slots: have no gradient";
-  if (p.gv) return "gv: has no gradient";
-  if (p.g && p.gk) return "gk: has no gradient beside g";
-  if (p.erase == Erase::Plain && (p.g || p.gk)) return "g: has a gradient only where the decayed state is read";
-  return {};
+KernelName delta_backward_kernel(const DeltaBackwardProblem& p, const DeltaPlan& plan) {
+  if (plan.kernel == DeltaKernel::Token) return KernelName("delta.token.k").add(plan.width).add(".backward");
+  return KernelName("delta.chunk.")
+      .add(short_name(p.q.dtype))
+      .add(".k")
+      .add(plan.width)
+      .add(p.gk ? ".channel" : ".head")
+      .add(".backward");
+}
+
+bool delta_plan_backward(const DeltaBackwardProblem& p, const DeviceInfo& device, std::string_view wanted,
+                         DeltaPlan& plan, std::string* text) {
+  const Why why(text);
+  if (!delta_serves(p, device, why)) return false;
+  if (p.slots().indices || p.slots().steps) return why("slots: have no gradient");
+  if (p.gv) return why("gv: has no gradient");
+  if (p.g && p.gk) return why("gk: has no gradient beside g");
+  if (p.erase == Erase::Plain && (p.g || p.gk)) {
+    return why("g: has a gradient only where the decayed state is read");
+  }
+  plan = token_plan(p);
+  if (chunk_backward_serves(p, {})) {
+    const DeltaPlan chunk = chunk_plan(p, device, kDeltaColumns, 0);
+    const bool room = has_room(delta_chunk_least_bytes(chunk.width, kDeltaColumns, p.gk.present()), device) &&
+                      has_room(delta_gradient_bytes<bf16>(p, chunk), device);
+    if (room && (wanted.empty() || delta_backward_kernel(p, chunk).view() == wanted)) plan = chunk;
+  }
+  return wanted.empty() || delta_backward_kernel(p, plan).view() == wanted ||
+         why("no way to run this call with kernel ", wanted);
 }
 
 DeltaPlan delta_backward_plan(const DeltaBackwardProblem& p, const DeviceInfo& device) {
-  DeltaPlan plan = delta_chunk_plan(p, device, kDeltaColumns, 0);
-  if (std::string why = chunk_backward_refusal(p); !why.empty()) plan.why_token = std::move(why);
-  const std::int64_t bytes = plan.why_token.empty() ? delta_gradient_bytes<bf16>(p, plan) : 0;
-  if (!has_room(bytes, device)) plan.why_token = too_wide(bytes, device);
-  if (!plan.why_token.empty()) plan.kernel = DeltaKernel::Token;
-  plan.name = plan.kernel == DeltaKernel::Token ? "delta_token" : p.gk ? "delta_chunk_channel" : "delta_chunk_head";
+  DeltaPlan plan;
+  static_cast<void>(delta_plan_backward(p, device, {}, plan, nullptr));
   return plan;
 }
 
-std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, const DeviceInfo& device) {
-  const DeltaPlan plan = delta_backward_plan(p, device);
+std::string delta_backward_text(const DeltaBackwardProblem& p, const DeltaPlan& plan) {
+  if (plan.kernel == DeltaKernel::Chunk) return plan.text();
+  std::string reason;
+  if (chunk_backward_serves(p, Why(&reason))) reason = "a block of the chunk kernels finds no room in shared memory";
+  return plan.text() + " (" + reason + ")";
+}
+
+std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, const DeltaPlan& plan) {
   return anywhere(plan.kernel == DeltaKernel::Token ? delta_token_backward_workspace(p)
                                                     : delta_chunk_backward_workspace<bf16>(p, plan));
 }
+std::size_t delta_backward_workspace(const DeltaBackwardProblem& p, const DeviceInfo& device) {
+  return delta_backward_workspace(p, delta_backward_plan(p, device));
+}
 
-Status delta_backward(const DeltaBackwardProblem& p, const DeviceInfo& device, Stream stream,
+Status delta_backward(const DeltaBackwardProblem& p, const DeltaPlan& plan, Stream stream,
                       std::span<std::byte> workspace) {
-  if (std::string why = delta_backward_refusal(p, device); !why.empty()) {
-    return {Code::Unsupported, "delta_backward: " + why};
-  }
-  if (workspace.size() < delta_backward_workspace(p, device)) {
-    return {Code::OutOfMemory, "delta_backward: workspace too small"};
-  }
   if (p.N == 0 || p.HV == 0 || p.V == 0 || p.K == 0) return {};
-  const DeltaPlan plan = delta_backward_plan(p, device);
   if (plan.kernel == DeltaKernel::Token) return delta_token_backward(p, stream, aligned(workspace));
   return delta_chunk_backward<bf16>(p, plan, stream, aligned(workspace));
+}
+Status delta_backward(const DeltaBackwardProblem& p, const DeviceInfo& device, Stream stream,
+                      std::span<std::byte> workspace) {
+  DeltaPlan plan;
+  std::string why;
+  if (!delta_plan_backward(p, device, {}, plan, &why)) return {Code::Unsupported, "delta_backward: " + why};
+  if (workspace.size() < delta_backward_workspace(p, plan)) {
+    return {Code::OutOfMemory, "delta_backward: workspace too small"};
+  }
+  return delta_backward(p, plan, stream, workspace);
+}
+
+// ---- the list of kernels
+
+namespace {
+
+// A problem that decides which kernels there are: shapes and types, no memory.
+DeltaBackwardProblem sample(DType type, std::int64_t K, std::int64_t V, std::int64_t T, bool channel, DType state) {
+  DeltaBackwardProblem p;
+  p.erase = Erase::Decayed;
+  p.B = p.N = p.H = p.HV = 1;
+  p.T = T;
+  p.K = K;
+  p.V = V;
+  const auto tensor = [](DType t, std::initializer_list<std::int64_t> dims) {
+    return TensorView(nullptr, t, {dims.begin(), dims.size()});
+  };
+  p.q = p.k = tensor(type, {1, T, 1, K});
+  p.v = p.o = tensor(type, {1, T, 1, V});
+  p.h0 = p.ht = tensor(state, {1, 1, K, V});
+  p.do_ = p.dv = p.v;
+  p.dq = p.dk = p.q;
+  (channel ? p.gk : p.g) = tensor(DType::F32, channel ? std::initializer_list<std::int64_t>{1, T, 1, K}
+                                                      : std::initializer_list<std::int64_t>{1, T, 1});
+  return p;
+}
+
+// Every width, type and gate that kernels are compiled for.
+template <typename Fn>
+void for_each_sample(Fn&& fn) {
+  for (const DType type : {DType::BF16, DType::F16, DType::F32})
+    for (const std::int64_t K : {64, 128, 256})
+      for (const std::int64_t T : {1, 2, 4096})
+        for (const bool channel : {false, true}) fn(sample(type, K, 64, T, channel, type));
+}
+
+std::vector<std::string> sorted(std::set<std::string> names) { return {names.begin(), names.end()}; }
+
+}  // namespace
+
+std::vector<std::string> delta_forward_kernels(const DeviceInfo& device) {
+  std::set<std::string> names;
+  for_each_sample([&](const DeltaProblem& p) {
+    for_each_forward_plan(p, device, true, [&](const DeltaPlan& plan, double) {
+      names.insert(delta_forward_kernel(p, plan).c_str());
+      if (plan.kernel == DeltaKernel::Chunk) names.insert(delta_forward_kernel(p, in_rounds(p, plan, true)).c_str());
+    });
+  });
+  return sorted(std::move(names));
+}
+
+std::vector<std::string> delta_backward_kernels(const DeviceInfo& device) {
+  std::set<std::string> names;
+  for_each_sample([&](const DeltaBackwardProblem& p) {
+    names.insert(delta_backward_kernel(p, token_plan(p)).c_str());
+    names.insert(delta_backward_kernel(p, delta_backward_plan(p, device)).c_str());
+  });
+  return sorted(std::move(names));
 }
 
 }  // namespace fla::cuda

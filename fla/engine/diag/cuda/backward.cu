@@ -9,6 +9,7 @@
 // formed from the states at boundaries, every kAlign tokens, and by this sum between them, from both sides: what the
 // sum misses at the other boundary is spread evenly over the tokens between.
 #include <algorithm>
+#include <set>
 #include <string>
 
 #include "fla/engine/diag/cuda/gradient.cuh"
@@ -272,13 +273,46 @@ Status backward_by_chunk(const DiagBackwardProblem& p, const DiagPlan& f, Stream
   return half ? launch_diag_head_gradient<f16>(x, f, stream) : launch_diag_head_gradient<bf16>(x, f, stream);
 }
 
+// Whether runs, and gradients by chunk, can go on tensor cores, and why not.
+bool chunks_serve(const DiagBackwardProblem& p, const Why& why) {
+  if (p.T <= 16) return why("T: needs more than 16 tokens, got ", p.T);
+  return diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv}) ||
+         why("q, k, v, do and their gradients: need one type of 16 bits");
+}
+bool can_go_by_chunk(const DiagBackwardProblem& p) { return chunks_serve(p, {}) && p.K <= 128 && p.V <= 128; }
+
 DiagBackwardPlan diag_backward_runs(const DiagBackwardProblem& p, const DeviceInfo& d) {
-  const bool chunks = p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
+  const bool chunks = chunks_serve(p, {});
   const DiagProblem values = query_role(p), keys = value_role(p);
   DiagBackwardPlan f;
   f.by_key = chunks ? diag_chunk_plan(keys, d, false) : diag_step_plan(keys);
   f.by_value = chunks ? diag_chunk_plan(values, d, wants_gates(p)) : diag_step_plan(values);
   return f;
+}
+
+// fn(plan) for every way to run the backward, whatever is fastest.
+template <typename Fn>
+void for_each_backward_plan(const DiagBackwardProblem& p, const DeviceInfo& d, Fn&& fn) {
+  const DiagProblem values = query_role(p), keys = value_role(p);
+  DiagBackwardPlan f;
+  f.by_key = diag_step_plan(keys);
+  f.by_value = diag_step_plan(values);
+  fn(f);
+  if (!chunks_serve(p, {})) return;
+  diag_each_chunk_plan(values, d, wants_gates(p), true, [&](const DiagPlan& by_value, double) {
+    diag_each_chunk_plan(keys, d, false, true, [&](const DiagPlan& by_key, double) {
+      f.by_value = by_value;
+      f.by_key = by_key;
+      fn(f);
+    });
+  });
+  if (!can_go_by_chunk(p)) return;
+  f.by_chunk = true;
+  diag_each_states_plan(state_role(p), d, true, [&](const DiagPlan& states, double) {
+    if (!diag_gradient_fits(p, states, d)) return;
+    f.states = states;
+    fn(f);
+  });
 }
 
 }  // namespace
@@ -288,29 +322,68 @@ std::string DiagBackwardPlan::text() const {
   return "dq, dk: " + by_value.text() + "; dv, dh0: " + by_key.text();
 }
 
-std::string diag_backward_refusal(const DiagBackwardProblem& p, const DeviceInfo& d) {
-  if (p.V > 256) return "needs V of at most 256, got " + std::to_string(p.V);
-  if (p.gv) return "has no gradients with gates per value channel";
-  for (const TensorView* t : {&p.do_, &p.dht, &p.dq, &p.dk, &p.dv, &p.dg, &p.dgk, &p.dh0}) {
-    if (*t && t->dtype == DType::F64) return "needs F32, F16 or BF16, got F64";
-  }
-  return diag_refusal(p, d);
+KernelName diag_backward_kernel(const DiagBackwardProblem& p, const DiagBackwardPlan& f) {
+  if (f.by_chunk) return f.states.kernel(p.q.dtype).add(p.gk ? ".channel" : ".head").add(".backward");
+  KernelName n;
+  if (p.dq || p.dk || wants_gates(p)) n.add(f.by_value.kernel(p.q.dtype).view()).add(".dq");
+  if (wants_key_run(p)) n.add(n.view().empty() ? "" : "+").add(f.by_key.kernel(p.q.dtype).view()).add(".dv");
+  return n;
 }
 
-namespace {
-bool can_go_by_chunk(const DiagBackwardProblem& p) {
-  return p.T > 16 && p.K <= 128 && p.V <= 128 && diag_one_half_type({&p.q, &p.k, &p.v, &p.do_}, {&p.dq, &p.dk, &p.dv});
+std::string diag_backward_text(const DiagBackwardProblem& p, const DiagBackwardPlan& f) {
+  std::string reason;
+  if (f.by_chunk || f.by_value.chunk > 1) return f.text();
+  if (chunks_serve(p, Why(&reason))) reason = "a block of the chunk kernels finds no room in shared memory";
+  return f.text() + " (" + reason + ")";
 }
-}  // namespace
+
+bool diag_plan_backward(const DiagBackwardProblem& p, const DeviceInfo& d, std::string_view wanted,
+                        DiagBackwardPlan& plan, std::string* text) {
+  const Why why(text);
+  if (p.V > 256) return why("needs V of at most 256, got ", p.V);
+  if (p.gv) return why("has no gradients with gates per value channel");
+  for (const TensorView* t : {&p.do_, &p.dht, &p.dq, &p.dk, &p.dv, &p.dg, &p.dgk, &p.dh0}) {
+    if (*t && t->dtype == DType::F64) return why("needs F32, F16 or BF16, got F64");
+  }
+  if (!diag_serves(p, d, why)) return false;
+  if (!wanted.empty()) {
+    bool found = false;
+    for_each_backward_plan(p, d, [&](const DiagBackwardPlan& f) {
+      if (found || !diag_backward_kernel(p, f).has(wanted)) return;
+      found = true;
+      plan = f;
+    });
+    return found || why("no way to run this call with kernel ", wanted);
+  }
+  plan = diag_backward_runs(p, d);
+  if (!can_go_by_chunk(p)) return true;
+  plan.states = diag_states_plan(state_role(p), d);
+  if (!diag_gradient_fits(p, plan.states, d)) return true;
+  // Without gradients of gates it needs more memory and is faster only where runs leave multiprocessors idle.
+  plan.by_chunk = wants_gates(p) || 2 * p.N * p.H * plan.states.v_blocks <= d.sm_count;
+  return true;
+}
 
 DiagBackwardPlan diag_backward_plan(const DiagBackwardProblem& p, const DeviceInfo& d) {
-  DiagBackwardPlan f = diag_backward_runs(p, d);
-  if (!can_go_by_chunk(p)) return f;
-  f.states = diag_states_plan(state_role(p), d);
-  if (!diag_gradient_fits(p, f.states, d)) return f;
-  // Without gradients of gates it needs more memory and is faster only where runs leave multiprocessors idle.
-  f.by_chunk = wants_gates(p) || 2 * p.N * p.H * f.states.v_blocks <= d.sm_count;
-  return f;
+  DiagBackwardPlan plan;
+  static_cast<void>(diag_plan_backward(p, d, {}, plan, nullptr));
+  return plan;
+}
+
+std::vector<std::string> diag_backward_kernels(const DeviceInfo& d) {
+  std::set<std::string> names;
+  const auto add = [&](const DiagBackwardProblem& p) {
+    for_each_backward_plan(p, d, [&](const DiagBackwardPlan& f) {
+      diag_backward_kernel(p, f).for_each([&](std::string_view name) { names.emplace(name); });
+    });
+  };
+  diag_each_sample([&](DiagBackwardProblem p) {
+    if (p.gv) return;  // has no gradients
+    add(p);
+    p.dg = p.dgk = {};
+    add(p);
+  });
+  return {names.begin(), names.end()};
 }
 
 std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagBackwardProblem& p, const DeviceInfo& d) {

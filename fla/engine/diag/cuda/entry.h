@@ -5,11 +5,14 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "fla/core/device.h"
 #include "fla/core/status.h"
+#include "fla/engine/common/why.h"
 #include "fla/engine/diag/problem.h"
+#include "fla/registry/kernel_name.h"
 
 namespace fla::cuda {
 
@@ -28,18 +31,24 @@ struct DiagPlan {
   int key = 64;    // K padded
   int value = 64;  // value columns of a block
   int warps = 4;
-  int v_blocks = 1;  // blocks across V
-  int segments = 1;  // parts of each sequence that run side by side
-  const char* name() const;
+  int v_blocks = 1;                     // blocks across V
+  int segments = 1;                     // parts of each sequence that run side by side
+  bool boundaries = false;              // states are kept, or summed, between tiles: for gradients of gates
+  const char* name() const;             // of its CUDA kernel
+  KernelName kernel(DType type) const;  // the plan's own name: "diag.head.bf16.k128.v64"
   std::string text() const;
 };
-DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d);
 // A plan without segments for every kernel that could run what `chosen` runs.
 std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& chosen);
 
-// Why this engine cannot run the problem, or an empty text. cu_seqlens, slots, gates and states are on the device. With
-// slots.indices, sequence n reads and writes that row of h0 and ht; a negative one is padding, whose outputs are zeros.
-std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d);
+// Plans a forward; see CudaPass. cu_seqlens, slots, gates and states are on the device. With slots.indices, sequence n
+// reads and writes that row of h0 and ht; a negative one is padding, whose outputs are zeros.
+bool diag_plan_forward(const DiagProblem& p, const DeviceInfo& d, std::string_view wanted, DiagPlan& plan,
+                       std::string* why);
+KernelName diag_forward_kernel(const DiagProblem& p, const DiagPlan& f);
+std::string diag_forward_text(const DiagProblem& p, const DiagPlan& f);
+std::vector<std::string> diag_forward_kernels(const DeviceInfo& d);
+DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d);
 
 std::size_t diag_forward_workspace(const DiagProblem& p, const DeviceInfo& d);
 Status diag_forward(const DiagProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
@@ -56,10 +65,14 @@ struct DiagBackwardPlan {
   DiagPlan by_key, by_value;
   std::string text() const;
 };
+bool diag_plan_backward(const DiagBackwardProblem& p, const DeviceInfo& d, std::string_view wanted,
+                        DiagBackwardPlan& plan, std::string* why);
+KernelName diag_backward_kernel(const DiagBackwardProblem& p, const DiagBackwardPlan& f);
+std::string diag_backward_text(const DiagBackwardProblem& p, const DiagBackwardPlan& f);
+std::vector<std::string> diag_backward_kernels(const DeviceInfo& d);
 DiagBackwardPlan diag_backward_plan(const DiagBackwardProblem& p, const DeviceInfo& d);
 // Every way that could run the problem.
 std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagBackwardProblem& p, const DeviceInfo& d);
-std::string diag_backward_refusal(const DiagBackwardProblem& p, const DeviceInfo& d);
 std::size_t diag_backward_workspace(const DiagBackwardProblem& p, const DeviceInfo& d);
 Status diag_backward(const DiagBackwardProblem& p, const DeviceInfo& d, Stream stream, std::span<std::byte> workspace);
 std::size_t diag_backward_workspace(const DiagBackwardProblem& p, const DiagBackwardPlan& plan);

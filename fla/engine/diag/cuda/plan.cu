@@ -1,5 +1,7 @@
 // Which kernel runs a problem, and how it is cut into blocks.
 #include <algorithm>
+#include <initializer_list>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -99,27 +101,25 @@ DiagPlan with_kernel(const DiagProblem& p, DiagPlan f, const ChunkKernel& k) {
   return f;
 }
 
-// Of the kernels that could run the problem as `f` says, with which in how many segments; value is 0 where a block of
-// this device has room for none.
-DiagPlan fastest(const DiagProblem& p, const DeviceInfo& d, const DiagPlan& f, bool boundaries) {
+// fn(plan, milliseconds) for every kernel that could run the problem as `f` says on this device, in so many segments of
+// time. `always`: time may be cut wherever there are two tiles.
+template <typename Fn>
+void for_each_cut(const DiagProblem& p, const DeviceInfo& d, const DiagPlan& f, bool boundaries, bool always, Fn&& fn) {
   constexpr int kMostSegments = 64, kLeastTokens = 256;  // of a segment
   const int sm_count = std::max(d.sm_count, 1);
   const std::int64_t mean = p.N > 0 ? (p.cu_seqlens ? p.T / p.N : p.T) : 0;
-  const int most = static_cast<int>(std::clamp<std::int64_t>(mean / kLeastTokens, 1, kMostSegments));
-  DiagPlan best;
-  best.value = 0;
-  double least = -1;
   for (const ChunkKernel& k : kernels(f.kind, boundaries)) {
     if (k.key != f.key || static_cast<std::size_t>(k.shared) > d.shared_per_block) continue;
-    for (int s = 1; s <= (empty(p) ? 1 : most); ++s) {
-      const double ms = milliseconds(k, p, sm_count, s, f.kind == DiagPlan::Kind::States);
-      if (least >= 0 && ms >= least) continue;
-      least = ms;
-      best = with_kernel(p, f, k);
-      best.segments = s;
+    const std::int64_t least = always ? k.chunk : kLeastTokens;
+    const int most =
+        empty(p) ? 1 : static_cast<int>(std::clamp<std::int64_t>(mean / least, 1, always ? 2 : kMostSegments));
+    for (int s = 1; s <= most; ++s) {
+      DiagPlan plan = with_kernel(p, f, k);
+      plan.segments = s;
+      plan.boundaries = boundaries;
+      fn(plan, milliseconds(k, p, sm_count, s, f.kind == DiagPlan::Kind::States));
     }
   }
-  return best;
 }
 
 // Whether the states' rows can be moved in pieces of 16 bytes.
@@ -163,21 +163,52 @@ bool diag_one_half_type(std::initializer_list<const TensorView*> operands,
                      [&](const TensorView* t) { return half(t) || t->dtype == DType::F32; });
 }
 
-DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries) {
+namespace {
+
+DiagPlan chunk_kind(const DiagProblem& p) {
   DiagPlan f;
   f.kind = p.gk ? DiagPlan::Kind::Channel : p.gv ? DiagPlan::Kind::Value : DiagPlan::Kind::Head;
   f.key = padded_key(p.K);
-  f = fastest(p, d, f, boundaries);
+  return f;
+}
+
+// The fastest of `each(fn)`'s plans; value is 0 where there is none.
+template <typename Each>
+DiagPlan fastest(Each&& each) {
+  DiagPlan best;
+  best.value = 0;
+  double least = -1;
+  each([&](const DiagPlan& plan, double ms) {
+    if (least >= 0 && ms >= least) return;
+    least = ms;
+    best = plan;
+  });
+  return best;
+}
+
+}  // namespace
+
+void diag_each_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries, bool always, DiagPlanVisitor fn) {
+  for_each_cut(p, d, chunk_kind(p), boundaries, always, fn);
+}
+
+void diag_each_states_plan(const DiagProblem& p, const DeviceInfo& d, bool always, DiagPlanVisitor fn) {
+  DiagPlan f;
+  f.kind = DiagPlan::Kind::States;
+  f.key = padded_key(std::max(p.K, p.V));
+  for_each_cut(p, d, f, false, always, [&](DiagPlan plan, double ms) {
+    plan.v_blocks = plan.key / plan.value;  // rows beyond the last channel are kept, too
+    fn(plan, ms);
+  });
+}
+
+DiagPlan diag_chunk_plan(const DiagProblem& p, const DeviceInfo& d, bool boundaries) {
+  const DiagPlan f = fastest([&](auto&& fn) { diag_each_chunk_plan(p, d, boundaries, false, fn); });
   return f.value > 0 ? f : diag_step_plan(p);
 }
 
 DiagPlan diag_states_plan(const DiagProblem& p, const DeviceInfo& d) {
-  DiagPlan f;
-  f.kind = DiagPlan::Kind::States;
-  f.key = padded_key(std::max(p.K, p.V));
-  f = fastest(p, d, f, false);
-  if (f.value > 0) f.v_blocks = f.key / f.value;  // rows beyond the last channel are kept, too
-  return f;
+  return fastest([&](auto&& fn) { diag_each_states_plan(p, d, false, fn); });
 }
 
 bool diag_gradient_fits(const DiagProblem& p, const DiagPlan& states, const DeviceInfo& d) {
@@ -198,6 +229,13 @@ std::vector<DiagPlan> diag_alternatives(const DiagProblem& p, const DiagPlan& ch
   return all;
 }
 
+namespace {
+
+// "diag_head": the kernel's name, behind what all of the engine's begin with.
+constexpr std::size_t kPrefix = 5;
+
+}  // namespace
+
 const char* DiagPlan::name() const {
   switch (kind) {
     case Kind::Step: return "diag_step";
@@ -207,7 +245,18 @@ const char* DiagPlan::name() const {
     case Kind::States: return "diag_states";
     case Kind::Decode: return "diag_decode";
   }
-  return "";
+  return "diag_";
+}
+
+KernelName DiagPlan::kernel(DType type) const {
+  KernelName n("diag.");
+  n.add(std::string_view(name()).substr(kPrefix));
+  if (kind != Kind::Step) n.add(".").add(short_name(type));
+  n.add(".k").add(key);
+  if (kind != Kind::Step && kind != Kind::Decode) n.add(".v").add(value);
+  if (boundaries) n.add(".gates");
+  if (segments > 1) n.add(".cut");
+  return n;
 }
 
 std::string DiagPlan::text() const {
@@ -219,22 +268,98 @@ std::string DiagPlan::text() const {
   return s;
 }
 
-std::string diag_refusal(const DiagProblem& p, const DeviceInfo& d) {
-  if (d.sm < 80)
-    return "needs compute capability 8.0 or newer, got " + std::to_string(d.sm / 10) + "." + std::to_string(d.sm % 10);
-  if (p.K > 256) return "needs K of at most 256, got " + std::to_string(p.K);
-  if (p.attn) return "output_attentions: expected false, as this backend gives no scores, got true";
+bool diag_serves(const DiagProblem& p, const DeviceInfo& d, const Why& why) {
+  if (d.sm < 80) return why("needs compute capability 8.0 or newer, got ", d.sm / 10, ".", d.sm % 10);
+  if (p.K > 256) return why("needs K of at most 256, got ", p.K);
+  if (p.attn) return why("output_attentions: expected false, as this backend gives no scores, got true");
   for (const TensorView* t : {&p.q, &p.k, &p.v, &p.g, &p.gk, &p.gv, &p.h0, &p.o, &p.ht, &p.slots().steps}) {
-    if (*t && !carries_fp32(t->dtype)) return "needs F32, F16 or BF16";
+    if (*t && !carries_fp32(t->dtype)) return why("needs F32, F16 or BF16");
   }
-  return {};
+  return true;
+}
+
+namespace {
+
+// Whether chunks on tensor cores can run the forward, and why not.
+bool chunks_serve(const DiagProblem& p, const Why& why) {
+  const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
+  if (!alone) return why("gv: needs to be the only gate");
+  if (p.slots().indices) return why("slots: need the step kernel");
+  if (p.T <= 16) return why("T: needs more than 16 tokens, got ", p.T);
+  return diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o}) || why("q, k, v: need one type of 16 bits");
+}
+
+// fn(plan, rank) for every way to run the forward; the least rank is chosen.
+template <typename Fn>
+void for_each_forward_plan(const DiagProblem& p, const DeviceInfo& d, bool always, Fn&& fn) {
+  constexpr double kDecodeRank = 1e30, kStepRank = 1e31;
+  fn(diag_step_plan(p), kStepRank);
+  if (const DiagPlan f = diag_token_plan(p); f.kind == DiagPlan::Kind::Decode) fn(f, kDecodeRank);
+  if (chunks_serve(p, {})) for_each_cut(p, d, chunk_kind(p), false, always, fn);
+}
+
+}  // namespace
+
+KernelName diag_forward_kernel(const DiagProblem& p, const DiagPlan& f) {
+  const bool decode = f.kind == DiagPlan::Kind::Decode;
+  return f.kernel(decode ? (p.h0 ? p.h0.dtype : p.ht.dtype) : p.q.dtype).add(".forward");
+}
+
+bool diag_plan_forward(const DiagProblem& p, const DeviceInfo& d, std::string_view wanted, DiagPlan& plan,
+                       std::string* text) {
+  const Why why(text);
+  if (!diag_serves(p, d, why)) return false;
+  double least = -1;
+  for_each_forward_plan(p, d, !wanted.empty(), [&](const DiagPlan& f, double rank) {
+    if (least >= 0 && rank >= least) return;
+    if (!wanted.empty() && diag_forward_kernel(p, f).view() != wanted) return;
+    least = rank;
+    plan = f;
+  });
+  return least >= 0 || why("no way to run this call with kernel ", wanted);
 }
 
 DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d) {
-  const bool alone = !p.gv || (!p.gk && !p.g && p.head.kind == HeadDecay::Kind::None);
-  return alone && !p.slots().indices && p.T > 16 && diag_one_half_type({&p.q, &p.k, &p.v}, {&p.o})
-             ? diag_chunk_plan(p, d, false)
-             : diag_token_plan(p);
+  DiagPlan plan;
+  static_cast<void>(diag_plan_forward(p, d, {}, plan, nullptr));
+  return plan;
+}
+
+std::string diag_forward_text(const DiagProblem& p, const DiagPlan& f) {
+  std::string reason;
+  if (f.chunk > 1) return f.text();
+  if (chunks_serve(p, Why(&reason))) reason = "a block of the chunk kernels finds no room in shared memory";
+  return f.text() + " (" + reason + ")";
+}
+
+DiagBackwardProblem diag_sample(DType type, std::int64_t K, std::int64_t V, std::int64_t T, DiagGate gate) {
+  DiagBackwardProblem p;
+  p.B = p.N = p.H = 1;
+  p.T = T;
+  p.K = K;
+  p.V = V;
+  const auto tensor = [](DType t, std::initializer_list<std::int64_t> dims) {
+    return TensorView(nullptr, t, {dims.begin(), dims.size()});
+  };
+  p.q = p.k = tensor(type, {1, T, 1, K});
+  p.v = p.o = tensor(type, {1, T, 1, V});
+  p.h0 = p.ht = tensor(type, {1, 1, K, V});
+  p.do_ = p.dv = p.v;
+  p.dq = p.dk = p.q;
+  p.dh0 = p.dht = p.h0;
+  if (gate == DiagGate::Head) p.g = p.dg = tensor(DType::F32, {1, T, 1});
+  if (gate == DiagGate::Channel) p.gk = p.dgk = tensor(DType::F32, {1, T, 1, K});
+  if (gate == DiagGate::Value) p.gv = tensor(DType::F32, {1, T, 1, V});
+  return p;
+}
+
+std::vector<std::string> diag_forward_kernels(const DeviceInfo& d) {
+  std::set<std::string> names;
+  diag_each_sample([&](const DiagProblem& p) {
+    for_each_forward_plan(p, d, true,
+                          [&](const DiagPlan& f, double) { names.insert(diag_forward_kernel(p, f).c_str()); });
+  });
+  return {names.begin(), names.end()};
 }
 
 }  // namespace fla::cuda

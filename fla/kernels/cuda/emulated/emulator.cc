@@ -533,7 +533,7 @@ DeviceBuffer::~DeviceBuffer() {
 }
 
 void DeviceBuffer::protect(bool open) const {
-  static const bool shared = std::getenv("FLA_EMULATOR_SHARED") != nullptr;
+  static const bool shared = std::getenv("FLA_CPP_EMULATOR_SHARED") != nullptr;
   open |= shared;
   mprotect(map_ + page_bytes(), map_bytes_ - 2 * page_bytes(), open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
@@ -762,6 +762,8 @@ Result<DeviceInfo> device_info(int index) {
   if (index != 0) return Status(Code::InvalidArgument, "device: got index " + std::to_string(index) + " of 1 devices");
   return emulator::options().device;
 }
+
+const DeviceInfo* device_limits(int index) { return index == 0 ? &emulator::options().device : nullptr; }
 
 Status read_memory(void* to, const void* from, std::size_t bytes, Stream /*stream*/) {
   const emulator::OpenDeviceMemory open;

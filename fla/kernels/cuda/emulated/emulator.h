@@ -33,7 +33,7 @@ struct Counters {
 Counters& counters();  // of the calling host thread
 
 // Memory that only kernels may touch: outside launches every access ends the program, inside a launch an access beyond
-// its end is an error of the launch. Starts as NaN. With FLA_EMULATOR_SHARED set the host may touch it too: for
+// its end is an error of the launch. Starts as NaN. With FLA_CPP_EMULATOR_SHARED set the host may touch it too: for
 // programs that load several builds of the library, each with an emulator of its own.
 class DeviceBuffer {
  public:
