@@ -15,6 +15,8 @@
 
 #include "fla/fla.h"
 #include "fla/fla.hpp"
+#include "fla/registry/dynamic.h"
+#include "fla/registry/plugin.h"
 #include "gtest/gtest.h"
 #include "tools/common/cases.h"
 #include "tools/common/compare.h"

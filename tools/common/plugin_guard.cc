@@ -338,10 +338,14 @@ class GuardedPlan final : public Plan {
               std::unique_ptr<PlanMemory> memory)
       : kernel_(std::move(k)), spec_(spec), args_(args), info_(info), memory_(std::move(memory)) {}
   KernelName kernel() const override { return memory_->plan()->kernel(); }
-  std::size_t workspace() const override { return memory_->plan()->workspace(); }
+  // What nobody has is not asked for; the launch says so.
+  std::size_t workspace() const override { return too_large() ? 0 : memory_->plan()->workspace(); }
   bool wants_alignment() const override { return memory_->plan()->wants_alignment(); }
   void rebind() override { memory_->plan()->rebind(); }
   Status launch(const LaunchInfo& l) const override {
+    if (too_large())
+      return {Code::Internal, fmt::format("{}: {}: workspace: asks for {} bytes", spec_.name, kernel_->backend,
+                                          memory_->plan()->workspace())};
     if (info_.device.type != DeviceType::Cpu || at_speed.load(std::memory_order_relaxed) > 0) {
       const Inside inside((spec_.is_backward() ? "backward of " : "forward of ") + spec_.name + " (timed)");
       return memory_->plan()->launch(l);
@@ -350,6 +354,8 @@ class GuardedPlan final : public Plan {
   }
 
  private:
+  bool too_large() const { return memory_->plan()->workspace() > kMostWorkspace; }
+
   std::shared_ptr<const ErasedKernel> kernel_;
   const FunctionSpec& spec_;
   const void* args_;
@@ -369,8 +375,6 @@ ErasedKernel guard(ErasedKernel kernel, const FunctionSpec& spec) {
       const Inside inside("verify of " + describe(spec, args));  // and of its workspace
       if (k->make(args, info, *own, v) == nullptr) return nullptr;
     }
-    if (const std::size_t need = own->plan()->workspace(); need > kMostWorkspace)
-      throw std::runtime_error(fmt::format("{}: {}: workspace: asks for {} bytes", spec.name, k->backend, need));
     return memory.make<GuardedPlan>(k, spec, args, info, std::move(own));
   };
   return g;
