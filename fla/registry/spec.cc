@@ -63,7 +63,8 @@ double FunctionSpec::tolerance_of(std::string_view tensor) const {
 bool FunctionSpec::written_in_place(const ArgSpec& input, const void* call) const {
   if (input.role != Role::Input) return false;
   for (const auto& a : args)
-    if (a.starts_as == input.name && has_output(a, call)) return !a.get(const_cast<void*>(call));
+    if (!a.starts_as.empty() && a.starts_as == input.name && has_output(a, call))
+      return !a.get(const_cast<void*>(call));
   return false;
 }
 
@@ -119,12 +120,13 @@ struct Checker {
 
   std::int64_t symbol_value(const std::string& symbol) const {
     return dim_value(symbol, [&](std::string_view s) {
-      if (!dims.has(s))
-        if (const auto it = spec.derived.find(s); it != spec.derived.end()) {
-          const std::int64_t value = it->second(args, dims);
-          if (value >= 0) dims.set(it->first, value);
-        }
-      return dims[s];
+      std::int64_t value = dims[s];
+      if (value >= 0 || spec.derived.empty()) return value;
+      const auto it = spec.derived.find(s);
+      if (it == spec.derived.end()) return value;
+      value = it->second(args, dims);
+      if (value >= 0) dims.set(it->first, value);
+      return value >= 0 ? value : std::int64_t{-1};
     });
   }
 
@@ -206,7 +208,8 @@ struct Checker {
   }
 
   Status shape(const ArgSpec& a, const TensorView& t) {
-    if (t.ndim != static_cast<int>(spec.dims_of(a, args).size())) {
+    const std::vector<std::string>& symbols = spec.dims_of(a, args);
+    if (t.ndim != static_cast<int>(symbols.size())) {
       std::string others;
       for (const auto& other : a.other_dims) {
         others += ", or [";
@@ -216,12 +219,13 @@ struct Checker {
       return bad(a.name, expected_shape(a, t) + others);
     }
     for (int i = 0; i < t.ndim; ++i) {
-      const std::string& s = spec.dim_symbol(a, static_cast<std::size_t>(i), args);
+      const auto axis = static_cast<std::size_t>(i);
+      const std::string& s = a.swapped_by.empty() ? symbols[axis] : spec.dim_symbol(a, axis, args);
       if (s == "N" && !dims.has("N") && dims.has("B")) dims.set("N", dims["B"]);
       const std::int64_t want = symbol_value(s);
       // A derived size is unknown when the boundaries are on a device, or wrong, which is refused by their name.
-      const bool composite = s == "N+1" || s.find('*') != std::string::npos;
-      if (want >= 0 ? want != t.dim(i) : composite) return bad(a.name, expected_shape(a, t));
+      const auto composite = [&] { return s == "N+1" || s.find('*') != std::string::npos; };
+      if (want >= 0 ? want != t.dim(i) : composite()) return bad(a.name, expected_shape(a, t));
       if (want < 0) {
         dims.set(s, t.dim(i));
         const auto most = spec.max_dim.find(s);
@@ -473,17 +477,31 @@ Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory
 }
 
 Status check_overlaps(const FunctionSpec& spec, const void* args) {
-  const auto view = [&](const ArgSpec& a) -> const TensorView& { return a.get(const_cast<void*>(args)); };
-  for (const auto& out : spec.args) {
-    const TensorView& o = view(out);
-    const bool in_place = spec.written_in_place(out, args);
-    if ((out.role != Role::Output && out.role != Role::Gradient && !in_place) || !o || o.numel() == 0) continue;
-    for (const auto& other : spec.args) {
-      const TensorView& t = view(other);
-      if (&other == &out || !t || t.numel() == 0 || !(t.device == o.device)) continue;
-      const auto [lo, hi] = extent(o);
-      const auto [from, to] = extent(t);
-      if (to < lo || hi < from) continue;
+  // Where each tensor lies, and whether the call writes there.
+  struct Place {
+    const ArgSpec* arg;
+    const TensorView* view;
+    std::uintptr_t lo, hi;
+    bool written;
+  };
+  constexpr std::size_t kMost = 64;
+  std::array<Place, kMost> places;  // the first `count` are there
+  std::size_t count = 0;
+  for (const ArgSpec& a : spec.args) {
+    const TensorView& t = a.get(args);
+    if (!t || t.numel() == 0) continue;
+    if (count == kMost) return {Code::Internal, spec.name + ": more tensors than a call has room for"};
+    const auto [lo, hi] = extent(t);
+    const bool out = a.role == Role::Output || a.role == Role::Gradient;
+    places[count++] = {&a, &t, lo, hi, out || spec.written_in_place(a, args)};
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    if (!places[i].written) continue;
+    for (std::size_t j = 0; j < count; ++j) {
+      if (i == j || places[j].hi < places[i].lo || places[i].hi < places[j].lo) continue;
+      const TensorView &o = *places[i].view, &t = *places[j].view;
+      const ArgSpec &out = *places[i].arg, &other = *places[j].arg;
+      if (!(t.device == o.device)) continue;
       // Slices of one fused tensor interleave without meeting; only a dense view surely meets what lies in its extent.
       if (!dense(o) && !dense(t)) continue;
       if (out.name.starts_with("final_state") && other.name == "initial_state" + out.name.substr(11) && same_view(o, t))

@@ -135,30 +135,43 @@ struct FlagSpec {
   FLA_API std::string limits() const;
 };
 
-// Sizes of a call, by symbol ("B" -> 2). No allocation: symbols are views of the spec's own strings or of literals.
+// Sizes of a call, by symbol ("B" -> 2). No allocation. Symbols are short, so they are compared as numbers.
 class Dims {
  public:
   std::int64_t operator[](std::string_view symbol) const {  // -1 when unknown
+    const std::uint64_t key = key_of(symbol);
     for (std::size_t i = 0; i < size_; ++i)
-      if (items_[i].first == symbol) return items_[i].second;
+      if (keys_[i] == key) return values_[i];
     return -1;
   }
   bool has(std::string_view symbol) const { return (*this)[symbol] >= 0; }
   void set(std::string_view symbol, std::int64_t value) {
+    const std::uint64_t key = key_of(symbol);
     for (std::size_t i = 0; i < size_; ++i)
-      if (items_[i].first == symbol) {
-        items_[i].second = value;
+      if (keys_[i] == key) {
+        values_[i] = value;
         return;
       }
-    if (size_ < items_.size())
-      items_[size_++] = {symbol, value};
-    else
+    if (size_ < kMost && symbol.size() <= sizeof key) {
+      keys_[size_] = key;
+      values_[size_++] = value;
+    } else {
       full_ = true;
+    }
   }
-  bool full() const { return full_; }  // a symbol more than there is room for: a description that nothing can check
+  // A symbol more, or longer, than there is room for: a description that nothing can check.
+  bool full() const { return full_; }
 
  private:
-  std::array<std::pair<std::string_view, std::int64_t>, 24> items_{};
+  static std::uint64_t key_of(std::string_view symbol) {
+    std::uint64_t key = 0;
+    for (std::size_t i = 0; i < symbol.size() && i < sizeof key; ++i)
+      key |= std::uint64_t{static_cast<unsigned char>(symbol[i])} << (8 * i);
+    return key;
+  }
+  static constexpr std::size_t kMost = 24;
+  std::array<std::uint64_t, kMost> keys_;   // the first size_ are there
+  std::array<std::int64_t, kMost> values_;  // likewise
   std::size_t size_ = 0;
   bool full_ = false;
 };
@@ -167,6 +180,7 @@ class Dims {
 // -1 for one it does not know, as this does.
 template <typename Leaf>
 std::int64_t dim_value(std::string_view symbol, const Leaf& leaf) {
+  if (symbol.size() == 1 && (symbol[0] < '0' || symbol[0] > '9')) return leaf(symbol);
   std::int64_t product = 1;
   while (!symbol.empty()) {
     const std::size_t end = std::min(symbol.find('*'), symbol.size());
