@@ -11,4 +11,4 @@ if ! "$bin/fla_core_test" --gtest_list_tests >/dev/null 2>&1; then
   plain=(setarch "$(uname -m)" -R)
 fi
 scripts/run-gtest.sh ${plain[@]+"${plain[@]}"} "$bin/fla_core_test" --gtest_filter='*Thread*:*Pool*:*Context*:*Fork*'
-scripts/run-gtest.sh ${plain[@]+"${plain[@]}"} "$bin/fla_gate" --gtest_filter='*Thread*:*Rerun*'
+scripts/run-gtest.sh ${plain[@]+"${plain[@]}"} "$bin/fla_gate" --gtest_filter='*Thread*:*Rerun*:*Concurrent*'
