@@ -61,7 +61,14 @@ Json candidate_json(std::string commit) {
   return {{"commit", commit}, {"dirty", dirty}};
 }
 
-void print_verdict(const BaseComparison& c) {
+// Why nothing that this run says is a verdict; empty: it may be one.
+std::string unproven(const Options& o) {
+  if (o.no_gate) return "--no-gate: nothing has proven the candidate right";
+  if (!o.subset.empty()) return "--gate-k: a part of the gate proves nothing";
+  return "";
+}
+
+void print_verdict(const BaseComparison& c, const std::string& unproven) {
   const PairedRun& run = c.run;
   const std::string where = run.device == "cpu"
                                 ? fmt::format("{}, {}, {}", run.machine.cpu, run.machine.isa, threads_text(run.threads))
@@ -79,8 +86,9 @@ void print_verdict(const BaseComparison& c) {
             r.stats.high);
   }
   const Geomean g = geomean(run.paired_rows());
-  print("\nverdict: {}  geometric mean {:.3f} [{:.3f}, {:.3f}] of {} rows\n", name_of(run.verdict()), g.value, g.low,
-        g.high, run.paired_rows().size());
+  const std::string verdict = unproven.empty() ? name_of(run.verdict()) : "none (" + unproven + ")";
+  print("\nverdict: {}  geometric mean {:.3f} [{:.3f}, {:.3f}] of {} rows\n", verdict, g.value, g.low, g.high,
+        run.paired_rows().size());
 }
 
 int run(const Options& o) {
@@ -98,6 +106,7 @@ int run(const Options& o) {
   } else if (!o.cache.empty()) {
     refuse("--cache: without --base nothing is built");
   }
+  const std::string doubt = unproven(o);
   std::optional<GateResult> gate;
   if (o.no_gate) {
     print(stderr, "WARNING: --no-gate: NOTHING HAS PROVEN THAT {} IS RIGHT. The figures below are not a verdict.\n",
@@ -136,7 +145,7 @@ int run(const Options& o) {
       const Geomean g = geomean(run.paired_rows());
       out["geomean"] = run.paired_rows().empty() ? Json(nullptr) : number(g.value);
       out["interval"] = {number(g.low), number(g.high)};
-      out["verdict"] = name_of(run.verdict());
+      out["verdict"] = doubt.empty() ? Json(name_of(run.verdict())) : Json(nullptr);
       out["flag_differences"] = compared->flag_differences;
     } else if (green) {
       out["machine"] = machine_json(bench);
@@ -145,10 +154,11 @@ int run(const Options& o) {
       out["profile"] = Json::array();
       for (const Profile& p : profiles) out["profile"].push_back(to_json(p));
     }
+    out["unproven"] = doubt.empty() ? Json(nullptr) : Json(doubt);
     print_json(out);
   } else if (green) {
     if (compared)
-      print_verdict(*compared);
+      print_verdict(*compared, doubt);
     else
       print_bench(bench);
     for (const Profile& p : profiles) print_profile(p);
@@ -157,6 +167,10 @@ int run(const Options& o) {
   if (compared ? compared->run.rows.empty() : bench.rows.empty())
     throw Stop(kNothing, "verify: nothing was selected to time");
   if (!compared) return bench.exit_code();
+  if (!doubt.empty()) {
+    print(stderr, "verify: no verdict: {}\n", doubt);
+    return kNothing;
+  }
   const Verdict v = compared->run.verdict();
   return v == Verdict::Win || v == Verdict::NoWin ? kGood : kFailed;
 }
@@ -170,9 +184,10 @@ Command add_verify(CLI::App& root) {
       "  fla verify --op chunk_gla\n  fla verify --op gla --shapes B1_T512_H16_D64 --modes fwd --threads 1 --json\n"
       "  fla verify --op chunk_gla --base main --profile\n  fla verify --op chunk_gla --plugin ./mine.so");
   app->add_option("--op", o->op, "operator, family or 'all'")->required();
-  app->add_option("--gate-k", o->subset, "only tests whose full name contains SUBSET: a signal, not a verdict")
+  app->add_option("--gate-k", o->subset,
+                  "only tests whose full name contains SUBSET: a signal, not a verdict; with --base exit code 4")
       ->check(not_empty("part of a test's name"));
-  app->add_flag("--no-gate", o->no_gate, "time without proof");
+  app->add_flag("--no-gate", o->no_gate, "time without proof: with --base there is no verdict, and exit code 4");
   app->add_option("--base", o->base,
                   "commit, branch or tag to compare with: built, then timed in turns with this build");
   app->add_option("--cache", o->cache,

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tools/compare/paired_bench.h"
 #include "tools/loop/session.h"
 
 namespace fla::tools {
@@ -179,6 +180,18 @@ TEST(OptLog, ARowIsAppendedBehindTheTableAndTheRestStays) {
   EXPECT_TRUE(reconcile(e, longer).ok());
 }
 
+TEST(OptLog, ALogWithoutItsTableIsRefused) {
+  for (const char* log : {"", "# A page\n\n| other | table |\n|---|---|\n"}) {
+    try {
+      append_row(log, row(1, "keep"));
+      FAIL() << "taken: " << log;
+    } catch (const Stop& e) {
+      EXPECT_EQ(e.code, kUsage);
+      EXPECT_NE(std::string(e.what()).find("OPT_LOG.md: expected a table"), std::string::npos) << e.what();
+    }
+  }
+}
+
 TEST(Twin, RoundTrip) {
   Effort e = started();
   e.rows.push_back(row(1, "keep", 1.2));
@@ -222,6 +235,25 @@ TEST(Decide, KeepsOnlyAWin) {
   slower["rows"][0]["verdict"] = "slower";
   EXPECT_EQ(decide(slower, why), "revert");
   EXPECT_EQ(why.size(), 1U);
+}
+
+// What the loop makes of times that `fla verify` gives without a verdict.
+TEST(Decide, RowsCarryTheirVerdict) {
+  const auto one = [](double speedup, double low, double high, Json flags = Json::array()) {
+    return Json{{"speedup", speedup}, {"low", low}, {"high", high}, {"error", nullptr}, {"flags", std::move(flags)}};
+  };
+  EXPECT_EQ(verdict_of_rows(Json::array({one(1.2, 1.1, 1.3)})), Verdict::Win);
+  EXPECT_EQ(verdict_of_rows(Json::array({one(1.2, 1.1, 1.3, {"noisy", "backend cpu -> other"})})), Verdict::Win);
+  EXPECT_EQ(verdict_of_rows(Json::array({one(1.0, 0.98, 1.02)})), Verdict::NoWin);
+  EXPECT_EQ(verdict_of_rows(Json::array({one(1.2, 1.1, 1.3), one(0.9, 0.88, 0.92)})), Verdict::Regression);
+  EXPECT_EQ(verdict_of_rows(Json::array({one(1.2, 1.1, 1.3), one(1.2, 1.1, 1.3, {"skip suspect"})})), Verdict::Blocked);
+  EXPECT_EQ(verdict_of_rows(Json::array()), Verdict::Blocked);
+  Json failed = one(1.2, 1.1, 1.3);
+  failed["error"] = "no kernel";
+  EXPECT_EQ(verdict_of_rows(Json::array({failed})), Verdict::Blocked);
+  Json unmeasured = one(1.2, 1.1, 1.3);
+  unmeasured["speedup"] = nullptr;
+  EXPECT_EQ(verdict_of_rows(Json::array({unmeasured})), Verdict::Blocked);
 }
 
 TEST(Decide, EvidenceNeedsTheWholeGate) {

@@ -329,6 +329,41 @@ TEST_F(LoopProgram, TenPercentMoreWorkIsToldFromNoise) {
   EXPECT_NEAR(j["rows"][0]["speedup"].get<double>(), 1 / 1.1, 0.03);
 }
 
+// Times without proof are times: whatever they say, nobody may take them for a verdict.
+TEST_F(LoopProgram, WithoutTheWholeGateThereIsNoVerdict) {
+  const auto with = [&](const Words& more) {
+    Words w = small("HEAD");
+    w.insert(w.end(), more.begin(), more.end());
+    return fla(w);
+  };
+  Ended r = with({"--no-gate"});
+  EXPECT_EQ(r.code, 4) << r.err;
+  EXPECT_TRUE(r.json()["verdict"].is_null()) << r.out;
+  EXPECT_TRUE(r.json()["gate"].is_null());
+  EXPECT_TRUE(r.json()["rows"][0]["speedup"].is_number());
+  EXPECT_NE(r.json()["unproven"].get<std::string>().find("--no-gate"), std::string::npos);
+  EXPECT_NE(r.err.find("no verdict"), std::string::npos) << r.err;
+  r = with({"--gate-k", "First"});
+  EXPECT_EQ(r.code, 4) << r.err;
+  EXPECT_TRUE(r.json()["verdict"].is_null()) << r.out;
+  EXPECT_EQ(r.json()["gate"]["passed"], 1);
+  Words text = small("HEAD");
+  text.back() = "--no-gate";  // instead of --json
+  r = fla(text);
+  EXPECT_EQ(r.code, 4) << r.err;
+  EXPECT_NE(r.out.find("verdict: none (--no-gate"), std::string::npos) << r.out;
+  // A slower candidate is no regression either, and a red part of the gate is red.
+  plant("Slow");
+  make();
+  r = with({"--no-gate"});
+  EXPECT_EQ(r.code, 4) << r.err;
+  EXPECT_TRUE(r.json()["verdict"].is_null()) << r.out;
+  git({"checkout", "--", "."});
+  write_file(repo_ / "fla/ops/gla/gate_red", "");
+  make();
+  EXPECT_EQ(with({"--gate-k", "First"}).code, 1);
+}
+
 TEST_F(LoopProgram, EditedTestOrToleranceIsExitThreeAndNamed) {
   write_file(repo_ / "fla/ops/gla/gla_spec.cc", "// tolerance 0.5\n");
   Ended r = fla(small("HEAD"));
@@ -394,6 +429,27 @@ TEST_F(LoopProgram, RefusesWhatCannotBeCompared) {
   r = fla(small("HEAD"));
   EXPECT_EQ(r.code, 2);
   EXPECT_NE(r.err.find("not a git repository"), std::string::npos) << r.err;
+}
+
+TEST_F(LoopProgram, ABaseThatCannotBeCheckedOutLeavesNoFolder) {
+  write_file(repo_ / "README.md", "second\n");
+  commit("second");
+  make();
+  write_file(
+      dir_ / "bin/git",
+      "#!/bin/sh\ncase \" $* \" in *' worktree add '*) echo 'fatal: No space left on device' >&2; exit 128;; esac\n"
+      "exec /usr/bin/env PATH=\"${PATH#*:}\" git \"$@\"\n");
+  fs::permissions(dir_ / "bin/git", fs::perms::owner_all);
+  const std::string path = std::getenv("PATH");
+  setenv("PATH", ((dir_ / "bin").string() + ":" + path).c_str(), 1);
+  Ended r = fla(small("HEAD~1"));
+  setenv("PATH", path.c_str(), 1);
+  EXPECT_EQ(r.code, 2) << r.out;
+  EXPECT_NE(r.err.find("No space left on device"), std::string::npos) << r.err;
+  for (const auto& entry : fs::directory_iterator(dir_ / "cache/base"))
+    EXPECT_FALSE(entry.is_directory()) << entry.path() << " is left";
+  r = fla(small("HEAD~1"));
+  EXPECT_TRUE(r.json().is_object()) << r.err;
 }
 
 TEST_F(LoopProgram, InterruptedBuildLeavesNothingAndIsResumed) {
@@ -580,6 +636,67 @@ TEST_F(LoopProgram, FromContractToPromotion) {
   ASSERT_EQ(r.code, 0) << r.err;
   EXPECT_EQ(r.json()["evidence"], "trace/promote-1.json");
   EXPECT_NE(read_file(dir_ / "report.html").find("<svg"), std::string::npos);
+}
+
+TEST_F(LoopProgram, PromotionGatesEverythingThatTheChangeReaches) {
+  // A stage that gla and retention share, of which gla's part becomes faster and retention's wrong.
+  const fs::path stage = repo_ / "fla/engine/diag/cpu/shared.cc";
+  write_file(stage, "int fla_shared_stage() { return 1; }\n");
+  write_file(repo_ / "fla/ops/retention/retention_cpu.cc",
+             "int fla_shared_stage();\nint fla_retention_user() { return fla_shared_stage(); }\n");
+  plant("Slow");
+  commit("slow kernel, shared stage");
+  make();
+  Words w = init();
+  for (auto& word : w)
+    if (word == "fla/ops/gla/**") word = "fla/ops/gla/**, fla/engine/diag/**";
+  Ended r = fla(w);
+  ASSERT_EQ(r.code, 0) << r.err << r.out;
+  plant("None");
+  write_file(stage, "int fla_shared_stage() { return 2; }  // wrong for retention\n");
+  r = step("no sleep");
+  ASSERT_EQ(r.json()["status"], "keep") << r.out << r.err;
+  const Words promote = {"loop",       "promote",   "chunk_gla",
+                         "--summary",  "no sleep",  "--impact",
+                         "every call", "--reading", "20 ms of sleep in a call of 0.05 ms",
+                         "--json"};
+  r = fla(promote);
+  EXPECT_EQ(r.code, 1) << r.out << r.err;
+  EXPECT_NE(r.out.find("fla gate gla retention"), std::string::npos) << r.out;
+  EXPECT_NE(r.out.find("ChunkRetention.Shared"), std::string::npos) << r.out;
+  EXPECT_EQ(git({"branch", "--list", "fla-promoted/*"}), "");
+  EXPECT_EQ(git({"status", "--porcelain"}), "");
+
+  write_file(stage, "int fla_shared_stage() { return 2; }\n");
+  r = step("the stage as it must be", {"--note", "retention was broken"});
+  ASSERT_EQ(r.code, 0) << r.err;
+  // No win over the last keep, so it is taken back; the promotion stays refused for the candidate that is wrong.
+  EXPECT_EQ(r.json()["status"], "drop") << r.out;
+  EXPECT_EQ(fla(promote).code, 1);
+}
+
+TEST_F(LoopProgram, CheckingOutSomethingElseInMidStepRecordsNothing) {
+  plant("Slow");
+  commit("slow kernel");
+  ASSERT_EQ(fla(init()).code, 0);
+  plant("None");
+  write_file(repo_ / ".git/switch", "");
+  Ended r = step("no sleep");
+  EXPECT_EQ(r.code, 2) << r.out << r.err;
+  EXPECT_NE(r.err.find("expected fla-loop/chunk_gla"), std::string::npos) << r.err;
+  EXPECT_NE(r.err.find("got main"), std::string::npos) << r.err;
+  EXPECT_EQ(git({"status", "--porcelain"}), "");
+  git({"switch", "--quiet", "fla-loop/chunk_gla"});
+  EXPECT_EQ(state(), "awaiting-log");
+  // Nor is a tree that was edited under way what the row would name.
+  plant("Tenth");
+  r = step("no sleep");
+  EXPECT_EQ(r.code, 2) << r.out << r.err;
+  EXPECT_NE(r.err.find("other contents of fla/ops/gla/plant.h"), std::string::npos) << r.err;
+  git({"checkout", "--", "."});
+  r = step("no sleep");
+  ASSERT_EQ(r.code, 0) << r.err;
+  EXPECT_EQ(r.json()["status"], "keep") << r.out;
 }
 
 TEST_F(LoopProgram, ABucketNeedsAWinOfItsOwnThatCostsNothingElsewhere) {

@@ -77,6 +77,26 @@ class Worktree {
   fs::path at_;
 };
 
+// A folder of the cache that holds nothing when the block fails, as on a full disk, is taken away again.
+class EntryFolder {
+ public:
+  explicit EntryFolder(fs::path at) : at_(std::move(at)) { make_folder(at_); }
+  ~EntryFolder() {
+    std::error_code ignored;
+    for (const char* part : {"libfla.so.part", "entry.json.part"}) fs::remove(at_ / part, ignored);
+    if (fs::file_size(at_ / kLog, ignored) == 0) fs::remove(at_ / kLog, ignored);
+    fs::remove(at_ / "build", ignored);
+    fs::remove(at_, ignored);  // where it is empty
+  }
+  EntryFolder(const EntryFolder&) = delete;
+  EntryFolder& operator=(const EntryFolder&) = delete;
+
+  static constexpr const char* kLog = "build.log";
+
+ private:
+  fs::path at_;
+};
+
 Json flags_json(const std::map<std::string, std::string>& flags) {
   Json j = Json::object();
   for (const auto& [file, text] : flags) j[file] = text;
@@ -207,8 +227,9 @@ BuiltLibrary build_base(const Repo& repo, const BuildTree& tree, const std::stri
   const std::string key =
       short_commit(b.commit) + "-" + hash_text(join(settings, "\n") + "\n" + build_info().compiler).substr(0, 8);
   const fs::path entry = cache / "base" / key;
-  make_folder(entry);
+  make_folder(cache / "base");
   const FileLock lock(cache / "base" / (key + ".lock"), FileLock::When::Wait);
+  const EntryFolder folder(entry);
   if (load_entry(entry, b)) {
     b.from_cache = true;
     return b;
@@ -218,7 +239,7 @@ BuiltLibrary build_base(const Repo& repo, const BuildTree& tree, const std::stri
     b.flags = compile_flags(tree.directory / "compile_commands.json", repo.root());
     store_entry(entry, tree.library(), b);
   } else {
-    const fs::path source = entry / "source", build = entry / "build", log = entry / "build.log";
+    const fs::path source = entry / "source", build = entry / "build", log = entry / EntryFolder::kLog;
     fs::remove(log);
     print(stderr, "verify: building {} ({}) in {}\n", ref, short_commit(b.commit), entry.string());
     const Worktree worktree(repo, source, b.commit);

@@ -634,11 +634,15 @@ Json samples_json(const Samples& s) {
 // Readings this far apart say little about a small change.
 bool noisy(const PairedRow& r) { return r.stats.n > 0 && r.stats.high - r.stats.low > 0.1 * r.stats.speedup; }
 
+constexpr const char* kNoisy = "noisy";
+constexpr const char* kOtherBackend = "backend ";
+
+// The row's blocking flags, and what is told besides.
 std::vector<std::string> shown_flags(const PairedRow& r) {
   std::vector<std::string> flags = r.flags;
-  if (noisy(r)) flags.emplace_back("noisy");
+  if (noisy(r)) flags.emplace_back(kNoisy);
   if (r.stats.n > 0 && r.backend_base != r.backend_new)
-    flags.push_back("backend " + r.backend_base + " -> " + r.backend_new);
+    flags.push_back(kOtherBackend + r.backend_base + " -> " + r.backend_new);
   return flags;
 }
 
@@ -687,6 +691,28 @@ Json rows_json(const PairedRun& run) {
     rows.push_back(std::move(row));
   }
   return rows;
+}
+
+bool blocks(const std::string& flag) { return flag != kNoisy && !flag.starts_with(kOtherBackend); }
+
+Verdict verdict_of_rows(const Json& rows) {
+  const auto real = [](const Json& row, const char* key, double missing) {
+    const auto it = row.find(key);
+    return it != row.end() && it->is_number() ? it->get<double>() : missing;
+  };
+  std::vector<Paired> paired;
+  for (const Json& row : rows) {
+    const auto error = row.find("error"), flags = row.find("flags");
+    Paired p;
+    p.speedup = real(row, "speedup", 0.0);
+    p.low = real(row, "low", 0.0);
+    p.high = real(row, "high", std::numeric_limits<double>::infinity());
+    if (error == row.end() || !error->is_null() || flags == row.end() || !(p.speedup > 0.0)) return Verdict::Blocked;
+    for (const Json& f : *flags)
+      if (blocks(f.get<std::string>())) return Verdict::Blocked;
+    paired.push_back(p);
+  }
+  return verdict_of(paired, false);
 }
 
 void print_paired(const PairedRun& run) {

@@ -17,7 +17,7 @@ struct PairedRow {
   NamedShape sizes;
   std::string backend_base, backend_new;
   std::string error;               // why there is no measurement, or why it does not count; empty: sound
-  std::vector<std::string> flags;  // that block the verdict, and "noisy"
+  std::vector<std::string> flags;  // that block the verdict
   Paired stats;
   std::vector<Sample> base, candidate;  // in the order of measurement
   double taken_off = 0;                 // share of the samples' time that was waiting and does not count
@@ -51,6 +51,11 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
 
 Json machine_json(const PairedRun& r);
 Json rows_json(const PairedRun& r);
+// Whether a flag of such a row blocks the verdict; others tell something.
+bool blocks(const std::string& flag);
+// The verdict that these rows, from rows_json, carry beside a green gate of the same build. For the loop, which has that
+// gate from another run and asks for the times alone.
+Verdict verdict_of_rows(const Json& rows);
 void print_paired(const PairedRun& r);
 
 }  // namespace fla::tools

@@ -170,22 +170,22 @@ ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& 
       if (n < 0 && errno != EINTR) in.close_write();
     }
   }
+  // It may have closed its output and go on. Asked again and again, since a signal that arrives just before a call that
+  // waits would be seen only when the child has ended by itself.
   int status = 0;
-  if (o.timeout_s > 0) {  // it may have closed its output and go on
-    siginfo_t ended{};
-    while (waitid(P_PID, static_cast<id_t>(pid), &ended, WEXITED | WNOHANG | WNOWAIT) == 0 && ended.si_pid == 0) {
-      if (g_signal != 0 || Clock::now() >= deadline) {
-        kill(-pid, SIGKILL);
-        r.timed_out = r.timed_out || g_signal == 0;
-        break;
-      }
-      usleep(20000);
+  useconds_t pause = 100;
+  while (waitpid(pid, &status, WNOHANG) == 0) {
+    if (g_signal != 0 && !told) {
+      kill(-pid, SIGTERM);
+      told = true;
     }
-  }
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-    if (g_signal == 0 || told) continue;
-    kill(-pid, SIGTERM);
-    told = true;
+    if (Clock::now() >= deadline) {
+      kill(-pid, SIGKILL);
+      r.timed_out = true;
+      deadline = Clock::time_point::max();
+    }
+    usleep(pause);
+    pause = std::min<useconds_t>(2 * pause, 20000);
   }
   throw_if_interrupted();
   r.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -222,12 +222,25 @@ void write_text(const std::filesystem::path& path, const std::string& text) {
   if (!path.parent_path().empty()) std::filesystem::create_directories(path.parent_path(), error);
   std::filesystem::path part = path;
   part += ".part";
-  {
-    std::ofstream out(part, std::ios::binary | std::ios::trunc);
-    out << text;
-    out.flush();
-    if (!out) refuse("cannot write {}: {}", path.string(), std::strerror(errno));
+  const auto give_up = [&](int why) {
+    std::filesystem::remove(part, error);
+    refuse("cannot write {}: {}", path.string(), std::strerror(why));
+  };
+  // What lies there is from a run that was killed, or a link that leads elsewhere: a new file, never through it.
+  std::filesystem::remove(part, error);
+  const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (fd < 0) refuse("cannot write {}: {}", path.string(), std::strerror(errno));
+  for (std::size_t done = 0; done < text.size();) {
+    const ssize_t n = write(fd, text.data() + done, text.size() - done);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int why = errno;
+      close(fd);
+      give_up(why);
+    }
+    done += static_cast<std::size_t>(n);
   }
+  if (close(fd) != 0) give_up(errno);
   std::filesystem::rename(part, path, error);
   if (error) refuse("cannot write {}: {}", path.string(), error.message());
 }

@@ -62,8 +62,15 @@ Repo::Repo(fs::path source) : root_(std::move(source)) {
 }
 
 ChildResult Repo::try_git(const std::vector<std::string>& args, const std::string& input) const {
-  std::vector<std::string> argv = {
-      "git", "-c", "core.quotePath=false", "-c", "core.hooksPath=/dev/null", "-c", "commit.gpgSign=false"};
+  std::vector<std::string> argv = {"git",
+                                   "-c",
+                                   "core.quotePath=false",
+                                   "-c",
+                                   "core.hooksPath=/dev/null",
+                                   "-c",
+                                   "core.fsmonitor=false",
+                                   "-c",
+                                   "commit.gpgSign=false"};
   argv.insert(argv.end(), args.begin(), args.end());
   return run_child(argv, {.directory = root_, .unset = kForeign, .input = input});
 }
@@ -96,7 +103,34 @@ bool Repo::has_branch(const std::string& name) const {
 
 fs::path Repo::common_dir() const { return fs::path(git({"rev-parse", "--path-format=absolute", "--git-common-dir"})); }
 
+void Repo::refuse_hidden_changes() const {
+  // "S path" is out of a sparse checkout, "h path" and every other small letter assumed unchanged.
+  std::vector<std::string> hidden;
+  for (const auto& f : nul_separated(git({"ls-files", "-v", "-z"})))
+    if (f.size() > 2 && (f[0] == 'S' || (f[0] >= 'a' && f[0] <= 'z')) && fs::is_regular_file(root_ / f.substr(2)))
+      hidden.push_back(f.substr(2));
+  if (hidden.empty()) return;
+  std::map<std::string, std::string> index;  // "MODE ID STAGE<tab>path"
+  for (const auto& line : nul_separated(git({"ls-files", "--stage", "-z"}))) {
+    const std::size_t tab = line.find('\t');
+    const auto head = split(line.substr(0, tab), ' ');
+    if (tab != std::string::npos && head.size() == 3) index[line.substr(tab + 1)] = head[1];
+  }
+  for (const auto& [path, id] : files_now(hidden))
+    if (index[path] != id)
+      refuse(
+          "{} was changed, and git was told not to look at it: git update-index --no-assume-unchanged "
+          "--no-skip-worktree {}",
+          path, path);
+}
+
+bool Repo::clean() const {
+  refuse_hidden_changes();
+  return git({"status", "--porcelain", "--", ".", ":(exclude)profile"}).empty();
+}
+
 std::vector<std::string> Repo::changed(const std::string& commit) const {
+  refuse_hidden_changes();
   std::set<std::string> names;
   for (const auto& f : nul_separated(git({"diff", "--name-only", "--no-renames", "-z", commit, "--"}))) names.insert(f);
   for (const auto& f : nul_separated(git({"ls-files", "--others", "--exclude-standard", "-z"}))) names.insert(f);

@@ -37,15 +37,18 @@ class Repo {
   bool has_branch(const std::string& name) const;
   std::filesystem::path common_dir() const;
   // Files that differ between a commit and the work tree, untracked ones included; deleted ones too.
+  // Refuses where git was told not to look at a file (assume-unchanged, skip-worktree) that was changed: it would stay
+  // out of every comparison and of every commit.
   std::vector<std::string> changed(const std::string& commit) const;
-  // Nothing differs from HEAD; the records of efforts do not count.
-  bool clean() const { return git({"status", "--porcelain", "--", ".", ":(exclude)profile"}).empty(); }
+  // Nothing differs from HEAD; the records of efforts do not count. Refuses as changed() does.
+  bool clean() const;
   // Path and blob id of every file of a commit, and of every file of the work tree that git would track.
   std::map<std::string, std::string> files_of(const std::string& commit) const;
   std::map<std::string, std::string> files_now(const std::vector<std::string>& only) const;
   std::vector<std::string> names_now() const;
 
  private:
+  void refuse_hidden_changes() const;
   std::filesystem::path root_;
 };
 

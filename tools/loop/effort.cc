@@ -5,6 +5,7 @@
 #include <cstdlib>
 
 #include "tools/common/json_strict.h"
+#include "tools/compare/paired_bench.h"
 
 namespace fla::tools {
 
@@ -280,11 +281,14 @@ std::string render_log(const Effort& e) {
 
 std::string append_row(const std::string& log, const LogRow& r) {
   std::vector<std::string> lines = lines_of(log);
-  std::size_t at = 0;
+  std::size_t at = lines.size();
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (!is_row(lines[i])) continue;
     if (const auto cells = cells_of(lines[i]); !cells.empty() && cells[0] == kLogHeader[0]) at = i;
   }
+  if (at == lines.size())
+    refuse("OPT_LOG.md: expected a table that begins with '{}', got {}", kLogHeader[0],
+           lines.empty() ? "an empty or missing file" : "none");
   while (at + 1 < lines.size() && is_row(lines[at + 1])) ++at;
   lines.insert(lines.begin() + static_cast<std::ptrdiff_t>(at) + 1, row_text(log_cells(r)));
   return join(lines, "\n") + "\n";
@@ -492,8 +496,7 @@ std::string decide(const Json& verify, std::vector<std::string>& why) {
     const std::string name = row.value("shape", "") + " " + row.value("mode", "");
     if (row.contains("error") && row["error"].is_string()) why.push_back(name + ": " + row["error"].get<std::string>());
     for (const auto& flag : row.value("flags", Json::array()))
-      if (const std::string text = flag.get<std::string>(); text != "noisy" && !text.starts_with("backend "))
-        why.push_back(name + ": " + text);
+      if (const std::string text = flag.get<std::string>(); blocks(text)) why.push_back(name + ": " + text);
     if (row.value("verdict", "") == "slower") why.push_back(fmt::format("{}: {:.3f}", name, real(row, "speedup")));
   }
   if (verdict == "win") return "keep";

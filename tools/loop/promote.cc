@@ -4,6 +4,8 @@
 #include <cstdlib>
 #include <map>
 
+#include "tools/compare/build_graph.h"
+#include "tools/compare/paired_bench.h"
 #include "tools/loop/commands.h"
 #include "tools/loop/session.h"
 
@@ -70,7 +72,7 @@ std::vector<std::string> lacking(const Session& s, const Json& v, const std::map
     if (r.contains("error") && r["error"].is_string())
       list.push_back(fmt::format("{}: {}: {}", who, name, r["error"].get<std::string>()));
     for (const auto& f : r.value("flags", Json::array()))
-      if (const auto text = f.get<std::string>(); text != "noisy" && !text.starts_with("backend "))
+      if (const auto text = f.get<std::string>(); blocks(text))
         list.push_back(fmt::format("{}: {}: {}", who, name, text));
     const std::string shape = r.value("shape", "");
     if (r.value("verdict", "") == "slower" && !accept.contains(shape))
@@ -91,6 +93,48 @@ std::vector<std::string> lacking(const Session& s, const Json& v, const std::map
   if (c.on_gpu())
     for (auto& text : lacking_of_gpu(v.value("machine", Json()), who)) list.push_back(std::move(text));
   return list;
+}
+
+// Everything that the change reaches must be right, not only the operator that it was made for.
+struct ReachedGate {
+  std::vector<std::string> ops;    // what was gated
+  std::vector<std::string> lines;  // commands and counts, for the page
+  std::vector<std::string> lacking;
+};
+ReachedGate gate_reached(const Session& s) {
+  auto files = s.repo.changed(s.effort.baseline.commit);
+  std::erase_if(files, [](const std::string& f) { return f.starts_with("profile/"); });
+  const auto operations = Registry::global().operations();
+  const Reach reach = reach_of(files, s.tree, {operations.begin(), operations.end()});
+  ReachedGate g;
+  g.ops.assign(reach.families.begin(), reach.families.end());
+  const std::string own = find_operator(Registry::global(), s.op).spec.operation;
+  if (!reach.families.contains(own)) g.ops.push_back(own);
+  if (reach.everything) g.ops = {"all"};
+  std::vector<std::string> devices = {"cpu"};
+  if (s.effort.contract.on_gpu()) devices.push_back(s.effort.contract["device"]);
+  for (const std::string& device : devices) {
+    std::vector<std::string> argv = {(s.tree.directory / "bin" / "fla").string(), "gate"};
+    argv.insert(argv.end(), g.ops.begin(), g.ops.end());
+    if (device != "cpu") argv.insert(argv.end(), {"--device", device});
+    const std::string command = "fla " + join({argv.begin() + 1, argv.end()}, " ");
+    argv.emplace_back("--json");
+    const ChildResult r = run_child(argv, {.directory = s.repo.root(), .show_errors = true});
+    const Json j = Json::parse(r.out, nullptr, false);
+    if (!j.is_object() || j.contains("error"))
+      throw Stop(kFailed, fmt::format("loop promote: {}: exit status {}", command, r.code));
+    write_text(s.records / "trace" / fmt::format("promote-gate-{}.json", device), j.dump(1) + "\n");
+    g.lines.push_back(fmt::format("`{}`: {} passed, {} failed, {} skipped, frozen {}", command, j.value("passed", 0),
+                                  j.value("failed", 0), j.value("skipped", 0), j.value("hash", "")));
+    if (r.ok()) continue;
+    std::string text =
+        fmt::format("a green gate of all that the change reaches ({}): {} failed", command, j.value("failed", 0));
+    const Json failures = j.value("failures", Json::array());
+    for (std::size_t i = 0; i < std::min<std::size_t>(failures.size(), 3); ++i)
+      text += (i == 0 ? ": " : ", ") + failures[i].value("test", "");
+    g.lacking.push_back(std::move(text));
+  }
+  return g;
 }
 
 std::string stats_table(const Json& v) {
@@ -187,6 +231,12 @@ int loop_promote(const PromoteOptions& o) {
 
   const auto log = s.repo.common_dir() / "fla-loop" / (s.op + ".build.log");
   if (!build_all(s.tree, log)) refuse("loop promote: the tree does not build; see {}", log.string());
+  const ReachedGate reached = gate_reached(s);
+  if (!reached.lacking.empty()) {
+    s.commit_records(fmt::format("{}: promotion refused", s.op));
+    return refuse_step(s, {now.name, reached.lacking}, o.json,
+                       "loop promote: the change breaks something that it reaches, so nothing was timed");
+  }
   const Contract& c = s.effort.contract;
   const std::string base = s.effort.baseline.commit;
   const std::vector<std::string> args = {"--base", base, "--shapes", c["target shapes"] + "," + c["coverage shapes"]};
@@ -213,8 +263,10 @@ int loop_promote(const PromoteOptions& o) {
       "- conclusion: gain: geometric mean {:.3f} and {:.3f} over all rows of two runs\n- impact: {}\n"
       "- breaking changes: {}\n- reading: {}\n- branch: {} (the code alone, on the baseline)\n\n```\n{}\n```\n\n",
       v.value("geomean", 0.0), runs[1].json.value("geomean", 0.0), o.impact, o.breaking, o.reading, branch, files);
-  page += fmt::format("## Test plan\n\n- `{}`: {} passed, {} failed, {} skipped, frozen {}\n", runs[0].command,
-                      gate.passed, gate.failed, gate.skipped, gate.gate_hash);
+  page += fmt::format("## Test plan\n\n- the change reaches: {}\n", join(reached.ops));
+  for (const auto& line : reached.lines) page += "- " + line + "\n";
+  page += fmt::format("- `{}`: {} passed, {} failed, {} skipped, frozen {}\n", runs[0].command, gate.passed,
+                      gate.failed, gate.skipped, gate.gate_hash);
   page += "- the same command once more, in a process of its own\n\n";
   page += fmt::format(
       "## Environment\n\n- {}\n- baseline {}, candidate {}\n- {}\n- {} (second run)\n- {}\n- {} (second run)\n\n",

@@ -4,6 +4,7 @@
 
 #include "fla/core/version.h"
 #include "tools/common/machine.h"
+#include "tools/compare/paired_bench.h"
 #include "tools/loop/frozen_scope.h"
 
 namespace fla::tools {
@@ -151,6 +152,15 @@ Verified run_verify(const Session& s, const std::vector<std::string>& args) {
   if (v.code == kFrozen) throw Stop(kFrozen, "loop: " + v.command + " refused: the frozen scope is violated");
   if (!v.json.is_object() || v.json.contains("error"))
     throw Stop(v.code == kUsage ? kUsage : kFailed, fmt::format("loop: {}: exit status {}", v.command, v.code));
+  return v;
+}
+
+Verified run_timing(const Session& s, std::vector<std::string> args, const std::string& proof) {
+  args.insert(args.begin(), "--no-gate");
+  Verified v = run_verify(s, args);
+  v.json["verdict"] = name_of(verdict_of_rows(v.json.value("rows", Json::array())));
+  v.json["unproven"] = nullptr;
+  v.json["proof"] = proof;
   return v;
 }
 

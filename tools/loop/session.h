@@ -66,6 +66,9 @@ struct Verified {
 };
 // Runs `fla verify ARGS --json` with the program just built.
 Verified run_verify(const Session& s, const std::vector<std::string>& args);
+// The times alone, of the build that a run of run_verify has just proven: `proof` names that run's record. `fla verify`
+// without a gate gives no verdict; here it is formed from the rows, and the JSON says where the proof is.
+Verified run_timing(const Session& s, std::vector<std::string> args, const std::string& proof);
 std::string environment_line(const Json& machine);
 
 }  // namespace fla::tools

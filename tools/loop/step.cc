@@ -41,21 +41,49 @@ std::vector<std::string> target_args(const Contract& c, const std::string& base)
   return {"--base", base, "--shapes", c["target shapes"], "--modes", join(c.target_modes(), ",")};
 }
 
+// A step takes minutes, and a person may check something else out meanwhile, or edit: what was measured is then not the
+// commit that the row names, and the records may be those of another tree.
+void require_candidate(const Session& s, const Pending& p) {
+  std::string got;
+  if (const std::string branch = s.repo.branch(); branch != branch_of(s.op)) {
+    got = branch.empty() ? "no branch" : branch;
+  } else {
+    auto files = s.repo.changed(p.commit);
+    std::erase_if(files, [](const std::string& f) { return f.starts_with("profile/"); });
+    if (files.empty()) return;
+    got = "other contents of " + files.front();
+  }
+  refuse(
+      "loop step: expected {} with the contents of {} until iteration {} has its row, got {}; put that back and run "
+      "the step again: nothing was recorded",
+      branch_of(s.op), short_commit(p.commit), p.iteration, got);
+}
+
+// The record of the run whose gate is that of a step's other runs too.
+std::string proof_of(const Pending& p) { return "trace/" + number_of(p.iteration) + ".json"; }
+
+// Evidence of a step into its records.
+void keep_trace(const Session& s, const Pending& p, const std::string& name, const std::string& text) {
+  require_candidate(s, p);
+  write_text(s.records / "trace" / (number_of(p.iteration) + name), text);
+}
+
 // A bucket must win on its own shapes against the baseline, and cost nothing on the whole shape set.
-void judge_bucket(const Session& s, const Json& bucket, LogRow& row, std::vector<std::string>& why) {
+void judge_bucket(const Session& s, const Pending& p, LogRow& row, std::vector<std::string>& why) {
   const Contract& c = s.effort.contract;
-  const std::string own = bucket.value("shapes", "");
-  const Verified on_own = run_verify(s, {"--no-gate", "--base", s.effort.baseline.commit, "--shapes", own});
-  write_text(s.records / "trace" / (number_of(row.iteration) + "-bucket.json"), on_own.json.dump(1) + "\n");
+  const std::string own = Json::parse(p.bucket).value("shapes", "");
+  const Verified on_own = run_timing(s, {"--base", s.effort.baseline.commit, "--shapes", own}, proof_of(p));
+  keep_trace(s, p, "-bucket.json", on_own.json.dump(1) + "\n");
   if (on_own.json.value("verdict", "") != "win") {
     why.push_back("bucket: no win on its own shapes " + own);
     decide(on_own.json, why);
     row.status = "drop";
     return;
   }
-  const Verified whole = run_verify(s, {"--no-gate", "--base", s.effort.baseline.commit, "--shapes",
-                                        c["target shapes"] + "," + c["coverage shapes"]});
-  write_text(s.records / "trace" / (number_of(row.iteration) + "-whole.json"), whole.json.dump(1) + "\n");
+  const Verified whole =
+      run_timing(s, {"--base", s.effort.baseline.commit, "--shapes", c["target shapes"] + "," + c["coverage shapes"]},
+                 proof_of(p));
+  keep_trace(s, p, "-whole.json", whole.json.dump(1) + "\n");
   const std::string verdict = whole.json.value("verdict", "");
   if (verdict != "win" && verdict != "no_win") {
     why.push_back("bucket: the whole shape set says " + verdict);
@@ -97,11 +125,11 @@ LogRow evaluate(const Session& s, const Pending& p) {
     row.built = false;
     row.status = "revert";
     row.blocked.push_back("does not build");
-    write_text(s.records / "trace" / (number_of(p.iteration) + "-build.log"), read_text(log));
+    keep_trace(s, p, "-build.log", read_text(log));
     return row;
   }
   const Verified v = run_verify(s, target_args(s.effort.contract, p.base));
-  write_text(s.records / "trace" / (number_of(p.iteration) + ".json"), v.json.dump(1) + "\n");
+  keep_trace(s, p, ".json", v.json.dump(1) + "\n");
   take_evidence(row, v.json);
   if (!row.gate_green) {
     if (row.passed + row.failed == 0)
@@ -112,14 +140,12 @@ LogRow evaluate(const Session& s, const Pending& p) {
   }
   row.status = decide(v.json, row.blocked);
   if (!p.bucket.empty() && row.status != "revert") {
-    judge_bucket(s, Json::parse(p.bucket), row, row.blocked);
+    judge_bucket(s, p, row, row.blocked);
   } else if (row.status == "keep") {
     row.total = row.change;
     if (p.base != s.effort.baseline.commit) {
-      auto args = target_args(s.effort.contract, s.effort.baseline.commit);
-      args.insert(args.begin(), "--no-gate");
-      const Verified whole = run_verify(s, args);
-      write_text(s.records / "trace" / (number_of(p.iteration) + "-total.json"), whole.json.dump(1) + "\n");
+      const Verified whole = run_timing(s, target_args(s.effort.contract, s.effort.baseline.commit), proof_of(p));
+      keep_trace(s, p, "-total.json", whole.json.dump(1) + "\n");
       if (whole.json.value("verdict", "") == "win") row.total = whole.json.value("geomean", 0.0);
     }
   }
@@ -217,10 +243,10 @@ int loop_step(const StepOptions& o) {
     pending = commit_change(s, o, files);
   }
   if (s.effort.rows.back().iteration != pending->iteration) {
-    if (s.head() != pending->commit && !s.repo.git({"diff", "--name-only", pending->commit, "HEAD"}).empty())
-      refuse("loop step: iteration {} was interrupted at {}, but HEAD is elsewhere; check that commit out on {}",
-             pending->iteration, short_commit(pending->commit), branch_of(s.op));
-    record(s, evaluate(s, *pending), o);
+    require_candidate(s, *pending);
+    const LogRow row = evaluate(s, *pending);
+    require_candidate(s, *pending);
+    record(s, row, o);
   }
   // While the build is still the candidate's: the next step compares with it.
   if (s.effort.rows.back().status == "keep" && s.head() == pending->commit)
