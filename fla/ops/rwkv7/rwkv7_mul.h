@@ -13,11 +13,14 @@
 
 namespace fla {
 
-// A backend's functions, and the element type of what is made.
+// A backend's functions, and the element type of what is made. The formulas are each backend's own: the reference shares
+// none of them.
 template <typename E>
 struct Rwkv7MulEngine {
-  double (*load)(const TensorView&, const std::byte*);
-  void (*store)(const TensorView&, std::byte*, double);
+  // p.a = -kk and p.b = kk o a.
+  void (*make)(const FusedMulRwkv7Args& x, const DeltaProblem& p, ThreadPool& pool);
+  // dkk = a o p.db - p.da and da = kk o p.db.
+  void (*put)(const FusedMulRwkv7BackwardArgs& x, const DeltaBackwardProblem& p, ThreadPool& pool);
   std::size_t (*forward_workspace)(const DeltaProblem&, int);
   Status (*forward)(const DeltaProblem&, ThreadPool&, std::span<std::byte>);
   std::size_t (*backward_workspace)(const DeltaBackwardProblem&, int);
@@ -40,37 +43,6 @@ MadeTensors place_rwkv7_mul(DeltaBackwardProblem& p, std::byte* base) {
   return made;
 }
 
-template <typename Fn>
-void for_each_channel(const DeltaProblem& p, ThreadPool& pool, Fn&& fn) {
-  pool.run(p.B * p.T, [&](std::int64_t task, int) {
-    for (std::int64_t h = 0; h < p.H; ++h)
-      for (std::int64_t i = 0; i < p.K; ++i) fn(task / p.T, task % p.T, h, i);
-  });
-}
-
-template <typename E>
-void make_rwkv7_mul(const FusedMulRwkv7Args& x, const DeltaProblem& p, const Rwkv7MulEngine<E>& e, ThreadPool& pool) {
-  for_each_channel(p, pool, [&](std::int64_t n, std::int64_t t, std::int64_t h, std::int64_t i) {
-    const E kk = static_cast<E>(e.load(x.kk, x.kk.at(n, t, h, i))),
-            eta = static_cast<E>(e.load(x.a, x.a.at(n, t, h, i)));
-    *reinterpret_cast<E*>(p.a.at(n, t, h, i)) = -kk;
-    *reinterpret_cast<E*>(p.b.at(n, t, h, i)) = kk * eta;
-  });
-}
-
-template <typename E>
-void put_rwkv7_mul(const FusedMulRwkv7BackwardArgs& x, const DeltaBackwardProblem& p, const Rwkv7MulEngine<E>& e,
-                   ThreadPool& pool) {
-  for_each_channel(p, pool, [&](std::int64_t n, std::int64_t t, std::int64_t h, std::int64_t i) {
-    const E kk = static_cast<E>(e.load(x.kk, x.kk.at(n, t, h, i))),
-            eta = static_cast<E>(e.load(x.a, x.a.at(n, t, h, i)));
-    const E da = *reinterpret_cast<const E*>(p.da.at(n, t, h, i)),
-            db = *reinterpret_cast<const E*>(p.db.at(n, t, h, i));
-    if (x.dkk) e.store(x.dkk, x.dkk.at(n, t, h, i), eta * db - da);
-    if (x.da) e.store(x.da, x.da.at(n, t, h, i), kk * db);
-  });
-}
-
 template <typename E>
 void register_rwkv7_mul(Registry& r, const char* backend, const Rwkv7MulEngine<E>& e) {
   using F = FusedMulRwkv7Args;
@@ -90,7 +62,7 @@ void register_rwkv7_mul(Registry& r, const char* backend, const Rwkv7MulEngine<E
                       [e](const F& x, const CallInfo&, const LaunchInfo& l) {
                         DeltaProblem p = to_problem(x);
                         const std::size_t placed = place_rwkv7_mul<E>(p, l.workspace.data()).used();
-                        make_rwkv7_mul(x, p, e, *l.pool);
+                        e.make(x, p, *l.pool);
                         return e.forward(p, *l.pool, l.workspace.subspan(placed));
                       }});
   r.add(Kernel<G>{.function = kFusedMulRecurrentRwkv7Backward,
@@ -107,9 +79,9 @@ void register_rwkv7_mul(Registry& r, const char* backend, const Rwkv7MulEngine<E
                       [e](const G& x, const CallInfo&, const LaunchInfo& l) {
                         DeltaBackwardProblem p = to_problem(x);
                         const std::size_t placed = place_rwkv7_mul<E>(p, l.workspace.data()).used();
-                        make_rwkv7_mul(x, p, e, *l.pool);
+                        e.make(x, p, *l.pool);
                         if (Status s = e.backward(p, *l.pool, l.workspace.subspan(placed)); !s) return s;
-                        put_rwkv7_mul(x, p, e, *l.pool);
+                        e.put(x, p, *l.pool);
                         return Status();
                       }});
 }
