@@ -37,7 +37,7 @@ Command add_gate(CLI::App& root) {
     std::string subset, base;
     PluginOptions plugin;
     CallOptions call;
-    bool changed = false, json = false;
+    bool changed = false, record = false, json = false;
   };
   auto o = std::make_shared<Options>();
   CLI::App* app = add_command(
@@ -49,6 +49,10 @@ Command add_gate(CLI::App& root) {
   app->add_option("--base", o->base, "with --changed: files that differ from this commit");
   app->add_option("-k", o->subset, "only tests whose full name contains SUBSET, or matches it when it has * or ?")
       ->check(not_empty("part of a test's name"));
+  app->add_flag(
+      "--record", o->record,
+      "write what the tests exercise, and on a GPU what its backends refuse, into tests/gate/records; build again "
+      "afterwards");
   add_device(app, o->call);
   add_plugin(app, o->plugin);
   add_json(app, o->json);
@@ -62,7 +66,9 @@ Command add_gate(CLI::App& root) {
     const std::vector<std::string> names = o->changed ? changed_families(o->base) : o->ops;
     const auto ops = keep_served(select_operators(Registry::global(), names), o->plugin, plugin);
     const bool everything = std::find(names.begin(), names.end(), "all") != names.end();
-    const GateResult g = run_gate(ops, everything, o->subset, o->plugin, o->call.device);
+    if (o->record && !o->plugin.path.empty()) refuse("--record: what a plug-in refuses is not recorded here");
+    const GateResult g = run_gate(ops, everything, o->subset, o->plugin, o->call.device, o->record);
+    if (o->record) write_records(g, this_build_tree("gate --record").source / "tests" / "gate" / "records");
     print_gate(g, o->json ? stderr : stdout);
     if (o->json) print_json(to_json(g));
     return g.exit_code();

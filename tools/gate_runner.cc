@@ -8,18 +8,21 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <set>
+#include <string_view>
 
 #include "tools/common/frozen.h"
 #include "tools/common/machine.h"
 #include "tools/common/plugin_guard.h"
+#include "tools/compare/process.h"
+#include "tools/compare/repo.h"
 
 extern char** environ;
 
@@ -27,40 +30,6 @@ namespace fla::tools {
 namespace {
 
 namespace fs = std::filesystem;
-
-// "simple_gla" -> "SimpleGla"
-std::string camel(const std::string& snake) {
-  std::string s;
-  bool upper = true;
-  for (const char c : snake) {
-    if (c == '_') {
-      upper = true;
-      continue;
-    }
-    s += upper ? static_cast<char>(std::toupper(static_cast<unsigned char>(c))) : c;
-    upper = false;
-  }
-  return s;
-}
-
-bool letter(char c) { return std::isalnum(static_cast<unsigned char>(c)) != 0; }
-
-struct Found {
-  std::size_t begin, end;
-  std::string name;
-};
-
-void find_name(const std::string& text, const std::string& word, const std::string& name, bool is_camel,
-               std::vector<Found>& out) {
-  for (std::size_t at = text.find(word); at != std::string::npos; at = text.find(word, at + 1)) {
-    const std::size_t end = at + word.size();
-    // "gla" is not in "label_glass"; "Gla" is in "GlaGate" but not in "Glass".
-    const bool starts = is_camel || at == 0 || !letter(text[at - 1]);
-    const bool ends = end == text.size() ||
-                      (is_camel ? std::islower(static_cast<unsigned char>(text[end])) == 0 : !letter(text[end]));
-    if (starts && ends) out.push_back({at, end, name});
-  }
-}
 
 bool glob(const char* pattern, const char* text) {
   for (; *pattern != '\0'; ++pattern, ++text) {
@@ -79,6 +48,11 @@ bool in_subset(const std::string& test, const std::string& subset) {
   if (subset.find_first_of("*?") != std::string::npos) return glob(subset.c_str(), test.c_str());
   return test.find(subset) != std::string::npos;
 }
+
+struct ListedTest {
+  std::string name;
+  std::set<std::string> exercises;
+};
 
 struct TempDir {
   fs::path path;
@@ -106,6 +80,8 @@ struct Child {
   std::string tail;     // the running test's last output
   int passed = 0, failed = 0, skipped = 0;
   std::vector<GateResult::Failure> failures;
+  std::map<std::string, TestRecord> records;
+  std::set<std::string> notes;
   int accepted = 0, refused = 0;
   int status = 0;
   PluginTrace* trace = nullptr;  // of a run with a plug-in
@@ -191,26 +167,25 @@ std::string exit_text(int status) {
   return fmt::format("exit status {}", WEXITSTATUS(status));
 }
 
-std::vector<std::string> list_tests(const std::string& program, std::vector<std::string> arguments) {
+// What the gate's program says of its tests, "exercises TEST: FUNCTION FUNCTION", in its order.
+std::vector<ListedTest> list_tests(const std::string& program, std::vector<std::string> arguments) {
   std::vector<Child> child;
-  arguments.insert(arguments.begin(), "--gtest_list_tests");
+  arguments.insert(arguments.begin(), "--list-exercises");
   child.push_back(start(program, arguments));
-  std::vector<std::string> tests;
-  std::string suite, output;
-  follow(child, 0, [&](Child&, std::string line) {
+  std::vector<ListedTest> tests;
+  std::string output;
+  follow(child, 0, [&](Child&, const std::string& line) {
+    constexpr std::string_view kBegin = "exercises ";
     output += line + "\n";
-    line.erase(std::min(line.find("  # "), line.size()));
-    line.erase(line.find_last_not_of(" \r") + 1);
-    if (line.empty()) return;
-    if (line[0] != ' ') {
-      suite = line.back() == '.' ? line : "";
-    } else if (!suite.empty()) {
-      tests.push_back(suite + line.substr(line.find_first_not_of(' ')));
-    }
+    const std::size_t colon = line.find(": ");
+    if (!line.starts_with(kBegin) || colon == std::string::npos) return;
+    ListedTest t{line.substr(kBegin.size(), colon - kBegin.size()), {}};
+    for (auto& name : split(std::string_view(line).substr(colon + 2), ' '))
+      if (!name.empty()) t.exercises.insert(std::move(name));
+    tests.push_back(std::move(t));
   });
   if (child[0].status != 0)
-    throw Stop(kFailed,
-               fmt::format("gate: {} --gtest_list_tests: {}\n{}", program, exit_text(child[0].status), output));
+    throw Stop(kFailed, fmt::format("gate: {} --list-exercises: {}\n{}", program, exit_text(child[0].status), output));
   return tests;
 }
 
@@ -231,7 +206,10 @@ void take_line(Child& c, const std::string& line) {
     c.tail.clear();
     return;
   }
-  if (c.running.empty()) return;
+  if (c.running.empty()) {
+    if (line.starts_with("note: ")) c.notes.insert(line);
+    return;
+  }
   if (tagged(line, "[       OK ] ", test) && test == c.running) {
     ++c.passed;
     c.running.clear();
@@ -260,6 +238,12 @@ void take_report(Child& c) {
       if (t.value("status", "") != "RUN") continue;
       c.accepted += std::atoi(t.value("calls_taken", "0").c_str());
       c.refused += std::atoi(t.value("calls_refused", "0").c_str());
+      TestRecord& record = c.records[name];
+      record.exercises = t.value("exercises", "");
+      record.backend = t.value("backend", "");
+      record.taken = std::atoi(t.value("calls_taken", "0").c_str());
+      record.refused = std::atoi(t.value("calls_refused", "0").c_str());
+      record.failed = t.contains("failures");
       if (t.contains("failures")) {
         std::string text;
         for (const auto& f : t["failures"]) text += f.value("failure", "") + "\n";
@@ -275,29 +259,6 @@ void take_report(Child& c) {
 
 }  // namespace
 
-std::vector<std::string> subjects_of(const Registry& r, const std::string& test) {
-  std::vector<Found> found;
-  for (const Registry::Entry* e : r.entries()) {
-    const std::string& function = e->spec.name;
-    const std::string& name = e->spec.is_backward() ? e->spec.forward : function;
-    find_name(test, function, name, false, found);
-    find_name(test, camel(function), name, true, found);
-  }
-  for (const std::string& family : r.operations()) {
-    find_name(test, family, family, false, found);
-    find_name(test, camel(family), family, true, found);
-  }
-  std::set<std::string> names;
-  for (const Found& f : found) {
-    // "chunk_gla" inside "fused_chunk_gla" is not chunk_gla.
-    const bool inside = std::any_of(found.begin(), found.end(), [&](const Found& o) {
-      return o.begin <= f.begin && f.end <= o.end && o.end - o.begin > f.end - f.begin;
-    });
-    if (!inside) names.insert(f.name);
-  }
-  return {names.begin(), names.end()};
-}
-
 std::string find_gate() {
   std::error_code error;
   const fs::path here = fs::read_symlink("/proc/self/exe", error).parent_path();
@@ -308,7 +269,7 @@ std::string find_gate() {
 }
 
 GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everything, const std::string& subset,
-                    const PluginOptions& plugin, const std::string& device) {
+                    const PluginOptions& plugin, const std::string& device, bool record) {
   const auto t0 = std::chrono::steady_clock::now();
   GateResult g;
   g.subset = subset;
@@ -327,26 +288,17 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     if (const char* value = std::getenv(v.name.c_str()))
       print(stderr, "warning: {}={} is set: the gate proves the routes it leaves\n", v.name, value);
 
-  // A test belongs to every function it names; one that names a family alone belongs to all of that family.
-  std::set<std::string> wanted, families;
+  std::set<std::string> wanted;
   for (const Registry::Entry* e : ops) {
     g.ops.push_back(e->spec.name);
     wanted.insert(e->spec.name);
-    families.insert(e->spec.operation);
   }
   std::vector<std::string> tests;
-  for (const std::string& test : list_tests(program, judged)) {
-    if (test.find("DISABLED_") != std::string::npos || !in_subset(test, subset)) continue;
-    if (!everything) {
-      const std::vector<std::string> about = subjects_of(r, test);
-      const bool names_function =
-          std::any_of(about.begin(), about.end(), [&](const auto& n) { return r.find(n) != nullptr; });
-      const bool ours = std::any_of(about.begin(), about.end(), [&](const auto& n) {
-        return wanted.contains(n) || (!names_function && families.contains(n));
-      });
-      if (!ours) continue;
-    }
-    tests.push_back(test);
+  for (const ListedTest& t : list_tests(program, judged)) {
+    g.all_tests.push_back(t.name);
+    if (t.name.find("DISABLED_") != std::string::npos || !in_subset(t.name, subset)) continue;
+    if (everything || std::ranges::any_of(t.exercises, [&](const auto& f) { return wanted.contains(f); }))
+      tests.push_back(t.name);
   }
   g.selected = static_cast<int>(tests.size());
   if (tests.empty()) return g;
@@ -363,6 +315,7 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     std::vector<std::string> arguments = {"--gtest_flagfile=" + flags.string(),
                                           "--gtest_output=json:" + report.string(), "--gtest_color=no"};
     arguments.insert(arguments.end(), judged.begin(), judged.end());
+    if (record) arguments.emplace_back("--record");
     PluginTrace* trace = nullptr;
     if (!plugin.path.empty()) {
       const std::string file = (temp.path / fmt::format("{}.trace", i)).string();
@@ -409,9 +362,59 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
     g.refused += c.refused;
     g.not_run += std::max(0, static_cast<int>(c.tests.size()) - done);
     std::move(c.failures.begin(), c.failures.end(), std::back_inserter(g.failures));
+    g.records.merge(c.records);
+    g.notes.merge(c.notes);
   }
   g.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - t0).count();
   return g;
+}
+
+namespace {
+
+// A file of records: comments, and "TEST: VALUE" lines in byte order. Lines of tests that are gone are left out.
+void update_records(const fs::path& file, const std::map<std::string, std::string>& values, const GateResult& g) {
+  std::string head;
+  std::map<std::string, std::string> lines;
+  for (const std::string& line : lines_of(read_text(file))) {
+    if (line.starts_with("#"))
+      head += line + "\n";
+    else if (const std::size_t colon = line.find(": "); colon != std::string::npos)
+      lines[line.substr(0, colon)] = line.substr(colon + 2);
+  }
+  std::erase_if(lines, [&](const auto& l) {
+    return std::find(g.all_tests.begin(), g.all_tests.end(), l.first) == g.all_tests.end();
+  });
+  for (const auto& [test, value] : values) {
+    if (value.empty())
+      lines.erase(test);
+    else
+      lines[test] = value;
+  }
+  std::string text = head;
+  for (const auto& [test, value] : lines) text += test + ": " + value + "\n";
+  write_text(file, text);
+  print(stderr, "gate: wrote {}: {} lines\n", file.string(), lines.size());
+}
+
+}  // namespace
+
+void write_records(const GateResult& g, const fs::path& folder) {
+  std::map<std::string, std::string> exercises;
+  std::map<std::string, std::map<std::string, std::string>> refusals;  // by backend
+  for (const auto& [test, r] : g.records) {
+    if (r.failed) {
+      print(stderr, "gate: {} failed: what is recorded of it stays\n", test);
+      continue;
+    }
+    if (r.backend.empty())
+      exercises[test] = r.exercises;
+    else
+      refusals[r.backend][test] =
+          r.refused == 0 && r.taken > 0 ? "" : fmt::format("{}{}", r.refused, r.taken == 0 ? " none-taken" : "");
+  }
+  // A device's tests are a part of all, and other calls of theirs are recorded where all are run.
+  if (g.device == "cpu") update_records(folder / "exercises.txt", exercises, g);
+  for (const auto& [backend, values] : refusals) update_records(folder / ("refusals_" + backend + ".txt"), values, g);
 }
 
 Json to_json(const GateResult& g) {
@@ -427,6 +430,7 @@ Json to_json(const GateResult& g) {
           {"seconds", g.seconds},
           {"hash", g.hash},
           {"failures", std::move(failures)},
+          {"notes", g.notes},
           {"device", g.device},
           {"calls",
            g.plugin.empty() && g.device == "cpu" ? Json(nullptr) : Json{{"taken", g.accepted}, {"refused", g.refused}}},
@@ -451,6 +455,7 @@ void print_gate(const GateResult& g, std::FILE* to) {
     rest += "; all were skipped: not green";
   else if (!g.subset.empty())
     rest += fmt::format("; only tests with '{}': a signal, not a verdict", g.subset);
+  for (const auto& note : g.notes) print(to, "{}\n", note);
   if (g.device != "cpu") print(to, "{}: {} calls taken, {} refused\n", g.device, g.accepted, g.refused);
   if (!g.plugin.empty()) print(to, "plug-in {}: {} calls taken, {} refused\n", g.plugin, g.accepted, g.refused);
   print(to, "gate: {} passed, {} failed, {} skipped{} ({:.1f} s)  frozen {}\n", g.passed, g.failed, g.skipped, rest,

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -10,6 +11,8 @@
 #include <limits>
 #include <new>
 #include <utility>
+
+#include "fla/registry/observe.h"
 
 namespace fla {
 
@@ -516,7 +519,14 @@ Status check_overlaps(const FunctionSpec& spec, const void* args) {
   return {};
 }
 
+namespace {
+std::atomic<CallObserver> call_observer{nullptr};
+}
+
+void observe_calls(CallObserver observer) { call_observer.store(observer, std::memory_order_relaxed); }
+
 Status check_call(const FunctionSpec& spec, const void* args, Dims& dims, Device& device) {
+  if (const CallObserver tell = call_observer.load(std::memory_order_relaxed); tell != nullptr) tell(spec);
   return Checker{.spec = spec, .args = args, .dims = dims, .device = device}.run();
 }
 

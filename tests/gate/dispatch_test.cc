@@ -11,6 +11,7 @@
 
 #include "fla/ops/gla/gla.h"
 #include "tests/gate/gate.h"
+#include "tests/gate/records.h"
 
 const char* gate_program = "";  // set by main
 
@@ -551,6 +552,7 @@ const bool registered = for_every_function("RouteIsCpu", RouteIsCpu) &&
                         for_every_function("EnvironmentGate", EnvironmentGate);
 
 TEST(Dispatch_MasterSwitch, IsReadWhenTheLibraryIsLoaded) {
+  note_exercise("chunk_gla");
   for (const auto& [value, expected] : {std::pair{"1", 10}, {"0", 11}, {"true", 11}, {"", 11}}) {
     const pid_t child = fork();
     ASSERT_GE(child, 0);

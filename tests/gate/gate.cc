@@ -7,6 +7,11 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include "tests/gate/records.h"
 
 namespace fla::gate {
 
@@ -19,7 +24,16 @@ struct Topic {
   enum class Judges : std::uint8_t { Function, Backends, Plugin } judges;
 };
 
-// The one backend that is judged; empty: those of the CPU are.
+// Backends that are judged one by one; none: those of the CPU are, all in each test.
+struct Judged {
+  std::vector<std::string> backends;
+  bool plugin = false;
+};
+Judged& judged_ones() {
+  static Judged j;
+  return j;
+}
+// The one that the running test judges; empty: those of the CPU.
 std::string& judged() {
   static std::string name;
   return name;
@@ -39,19 +53,33 @@ std::vector<Topic>& topics() {
 
 class FunctionCase : public ::testing::Test {
  public:
-  FunctionCase(FunctionTest test, const Registry::Entry& e) : test_(test), entry_(e) {}
+  FunctionCase(FunctionTest test, const Registry::Entry& e, std::string name, std::string backend)
+      : test_(test), entry_(e), name_(std::move(name)), backend_(std::move(backend)) {}
   void TestBody() override {
+    judged() = backend_;
     accepted_calls = refused_calls = 0;
     test_(entry_);
-    if (judged().empty()) return;
+    if (backend_.empty()) return;
+    RecordProperty("backend", backend_);
     RecordProperty("calls_taken", accepted_calls);
     RecordProperty("calls_refused", refused_calls);
-    if (accepted_calls == 0 && !HasFailure()) GTEST_SKIP() << judged() << " took none of this test's calls";
+    const bool none = accepted_calls == 0 && !HasFailure();
+    const std::optional<Refusals> expected = recorded_refusals(backend_, name_);
+    if (expected && !judged_ones().plugin && !recording()) {
+      const std::string file = "tests/gate/records/refusals_" + backend_ + ".txt";
+      if (refused_calls > expected->calls)
+        ADD_FAILURE() << backend_ << " refused " << refused_calls << " calls, expected at most " << expected->calls
+                      << " (" << file << "); where that is meant: fla gate ... --record";
+      else if (none && !expected->none_taken)
+        ADD_FAILURE() << backend_ << " took none of this test's calls, and " << file << " does not say so";
+    }
+    if (none && !HasFailure()) GTEST_SKIP() << backend_ << " took none of this test's calls";
   }
 
  private:
   FunctionTest test_;
   const Registry::Entry& entry_;
+  const std::string name_, backend_;
 };
 
 struct Worst {
@@ -80,19 +108,44 @@ bool for_every_plugin(const char* topic, FunctionTest test) {
   return true;
 }
 
-void judge(const std::string& backend) { judged() = backend; }
+void judge_plugin(const std::string& backend) { judged_ones() = {{backend}, true}; }
+
+void judge_device(DeviceType device) {
+  std::set<std::string> names;
+  for (const Registry::Entry* e : Registry::global().entries())
+    for (const auto& c : e->candidates)
+      if (c.kernel != nullptr && c.backend->device == device) names.insert(c.backend->name);
+  judged_ones() = {{names.begin(), names.end()}, false};
+}
+
+bool judges_device() { return !judged_ones().backends.empty() && !judged_ones().plugin; }
+
+namespace {
+
+void register_test(const Topic& t, const Registry::Entry& e, const std::string& backend) {
+  const std::string suite = camel(e.spec.operation);
+  const std::string suffix = backend.empty() || judged_ones().plugin || backend == "cuda" ? "" : "/" + backend;
+  const std::string name = e.spec.name + "/" + t.name + suffix, full = suite + "." + name;
+  belongs_to(full, e.spec.name);
+  ::testing::RegisterTest(
+      suite.c_str(), name.c_str(), nullptr, nullptr, __FILE__, __LINE__,
+      [t, &e, full, backend]() -> ::testing::Test* { return new FunctionCase(t.test, e, full, backend); });
+}
+
+}  // namespace
 
 void register_function_tests() {
+  std::vector<std::string> who = judged_ones().backends;
+  const bool all_of_cpu = who.empty();
+  if (all_of_cpu) who.emplace_back();
   for (const Registry::Entry* e : Registry::global().entries()) {
     if (e->spec.is_backward()) continue;
-    const bool served = has_kernel(e, judged()) || has_kernel(Registry::global().find(e->spec.backward), judged());
-    if (!judged().empty() && !served) continue;
     for (const Topic& t : topics()) {
-      if (t.judges == (judged().empty() ? Topic::Judges::Plugin : Topic::Judges::Function)) continue;
+      if (t.judges == (all_of_cpu ? Topic::Judges::Plugin : Topic::Judges::Function)) continue;
       if (t.applies != nullptr && !t.applies(e->spec)) continue;
-      ::testing::RegisterTest(camel(e->spec.operation).c_str(), (e->spec.name + "/" + t.name).c_str(), nullptr, nullptr,
-                              __FILE__, __LINE__,
-                              [t, e]() -> ::testing::Test* { return new FunctionCase(t.test, *e); });
+      for (const std::string& backend : who)
+        if (all_of_cpu || has_kernel(e, backend) || has_kernel(Registry::global().find(e->spec.backward), backend))
+          register_test(t, *e, backend);
     }
   }
 }
@@ -258,16 +311,18 @@ void expect_ok(const Outcome& o, const std::string& what) {
 
 namespace {
 
-void compare_all(const Case& c, const std::string& backend, const Outcome& expected, const Outcome& got) {
-  if (!expected.ok()) return expect_ok(expected, "reference: " + c.text());
-  if (!got.ok()) return expect_ok(got, backend + ": " + c.text());
-  EXPECT_EQ(got.backend, backend) << c.text();
-  EXPECT_FALSE(got.tensors.empty()) << c.text();
+void compare_all(const Case& c, const std::string& backend, const Outcome& expected, const Outcome& got,
+                 std::vector<std::string>& problems) {
+  const auto say = [&](const std::string& text) { problems.push_back(text); };
+  if (!expected.ok()) return say("reference: " + c.text() + "\n  " + expected.problem());
+  if (!got.ok()) return say(backend + ": " + c.text() + "\n  " + got.problem());
+  if (got.backend != backend) say(c.text() + ": expected " + backend + " to compute it, got " + got.backend);
+  if (got.tensors.empty()) say(backend + ": " + c.text() + ": no output");
   Worst& w = worst()[backend + " " + name_of(c.options().dtype)];
   for (const auto& [name, b] : got.tensors) {
     const tools::Difference d = tools::compare(expected[name], b.view(), limits(c, name));
-    EXPECT_TRUE(d.ok) << backend << ": " << c.text() << "\n  " << name << ": " << d.reason << " (block R " << d.block_R
-                      << ")";
+    if (!d.ok)
+      say(backend + ": " + c.text() + "\n  " + name + ": " + d.reason + " (block R " + std::to_string(d.block_R) + ")");
     if (d.max_abs <= 1e-6 || d.zero_reference) continue;
     w.block_R = std::max(w.block_R, d.block_R);
     if (d.R > w.R) {
@@ -279,13 +334,19 @@ void compare_all(const Case& c, const std::string& backend, const Outcome& expec
 
 }  // namespace
 
-void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
+std::vector<std::string> disagreements(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
+  std::vector<std::string> problems;
   const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
   const Outcome forward = c.run(context(backend), o);
-  if (!count_call(!refused(forward))) compare_all(c, backend, wide.run(reference()), forward);
-  if (!backward || c.spec().backward.empty()) return;
+  if (!count_call(!refused(forward))) compare_all(c, backend, wide.run(reference()), forward, problems);
+  if (!backward || c.spec().backward.empty()) return problems;
   const Outcome gradients = c.run_backward(context(backend), o);
-  if (!count_call(!refused(gradients))) compare_all(c, backend, wide.run_backward(reference()), gradients);
+  if (!count_call(!refused(gradients))) compare_all(c, backend, wide.run_backward(reference()), gradients, problems);
+  return problems;
+}
+
+void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
+  for (const auto& problem : disagreements(c, backend, o, backward)) ADD_FAILURE() << problem;
 }
 
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what) {
@@ -357,6 +418,15 @@ void print_worst() {
   for (const auto& [key, w] : worst())
     std::printf("worst against the reference, %s: R %.2e, block %.2e, %s\n", key.c_str(), w.R, w.block_R,
                 w.where.c_str());
+}
+
+void print_unrecorded() {
+  if (!judges_device()) return;
+  for (const auto& backend : judged_ones().backends)
+    if (!recorded_refusals(backend, ""))
+      std::printf(
+          "note: what %s refuses is not recorded, so it may refuse anything: fla gate all --device cuda --record\n",
+          backend.c_str());
 }
 
 }  // namespace fla::gate

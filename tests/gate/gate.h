@@ -36,15 +36,19 @@ bool for_every_backend(const char* topic, FunctionTest test, bool (*applies)(con
 // For a plug-in alone: the built-in backends' cases may be too few of those that it takes.
 bool for_every_plugin(const char* topic, FunctionTest test);
 void register_function_tests();  // called by main
-// From now on this backend, of a plug-in or on a GPU, is the only one to be judged, and only tests that judge backends
-// are registered. It may refuse calls: they are counted, and a test in which it takes none is skipped.
-void judge(const std::string& backend);
+// From now on only these are judged, one by one, and only tests that judge backends are registered: the backend of a
+// plug-in, or all of a device. They may refuse calls, which are counted. A plug-in's test in which it takes none is
+// skipped. What a device's backends refuse is recorded (records.h): more than that is a failure, and so is a test in
+// which nothing is taken. Tests of a backend that is not called like the device have its name behind theirs.
+void judge_plugin(const std::string& backend);
+void judge_device(DeviceType device);
+bool judges_device();
 std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
 
 // Strict contexts with poisoned workspaces, made once per (backend, threads).
 const Context& context(const std::string& backend, int threads = 2);
 inline const Context& reference() { return context(kReference); }
-// The CPU backends that serve a function, without the reference; or the one that is judged alone. Not empty: a function
+// The CPU backends that serve a function, without the reference; or the one that the running test judges. Not empty: a function
 // without one fails its tests.
 std::vector<std::string> backends(const Registry::Entry& e);
 
@@ -75,6 +79,9 @@ tools::Limits limits(const Case& c, const std::string& tensor);
 // Runs the case on a backend, forward and backward, and on the reference from the same values widened to F32, and
 // compares everything that came out, whole and by blocks. One failure per tensor.
 void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o = {}, bool backward = true);
+// What there is to say against it, one text per tensor; empty: it agrees, or the backend that is judged refused it.
+std::vector<std::string> disagreements(const Case& c, const std::string& backend, const RunOptions& o = {},
+                                       bool backward = true);
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what);
 void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what);
 void expect_ok(const Outcome& o, const std::string& what);
@@ -95,5 +102,7 @@ bool count_call(bool taken);
 
 // The largest R and block R that expect_agrees has seen, by backend and type: printed at the end of a run.
 void print_worst();
+// Names the device's backends of which no refusals are recorded: nothing holds them to any.
+void print_unrecorded();
 
 }  // namespace fla::gate

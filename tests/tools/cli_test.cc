@@ -93,7 +93,7 @@ class Cli : public ::testing::Test {
     fs::copy_file(FLA_PROGRAM, program, fs::copy_options::overwrite_existing);
     std::ofstream(dir_ / "fla_gate")
         << "#!/bin/sh\n"
-        << "if [ \"$1\" = --gtest_list_tests ]; then printf '" << list << "'; exit 0; fi\n"
+        << "if [ \"$1\" = --list-exercises ]; then printf '" << list << "'; exit 0; fi\n"
         << "for a; do case $a in\n"
         << "  --gtest_output=json:*) report=${a#--gtest_output=json:} ;;\n"
         << "  --gtest_flagfile=*) filter=$(sed -n 's/^--gtest_filter=//p' \"${a#--gtest_flagfile=}\") ;;\n"
@@ -134,7 +134,7 @@ const std::string kOk = R"({"name":"chunk_gla_dense","status":"RUN","result":"CO
 const std::string kSkip = R"({"name":"chunk_gla_dense","status":"RUN","result":"SKIPPED"})";
 const std::string kBad =
     R"({"name":"chunk_gla_dense","status":"RUN","result":"COMPLETED","failures":[{"failure":"R is 3, limit 0.005"}]})";
-const std::string kList = "All/Gate.\\n  chunk_gla_dense  # GetParam() = 1\\n";
+const std::string kList = "exercises All/Gate.chunk_gla_dense: chunk_gla\\n";
 
 #define EXPECT_HAS(text, part) EXPECT_NE((text).find(part), std::string::npos) << (text)
 
@@ -598,10 +598,12 @@ TEST_F(Cli, GateThatCrashesIsRedAndNamesTheTestAndTheSignal) {
   EXPECT_EQ(start(program, {"gate", "chunk_gla"}).code, 1);
 }
 
-TEST_F(Cli, GateSelectsByNameAndNotByChance) {
+TEST_F(Cli, GateSelectsEveryTestThatExercisesTheOperator) {
   const std::string program = with_gate(
-      "Gate.\\n  chunk_gla_dense\\n  fused_chunk_gla_dense\\n  chunk_gla_backward_dense\\n  chunk_simple_gla_dense\\n"
-      "Gla.\\n  EqualChannels\\nSimpleGla.\\n  Constant\\nGlass.\\n  Half\\n",
+      "exercises Gla.chunk_gla/Dense: chunk_gla\\nexercises Gla.fused_chunk_gla/Dense: fused_chunk_gla\\n"
+      "exercises Gla.EqualChannels: chunk_gla chunk_simple_gla\\nexercises Overlap.Outputs: chunk_gla\\n"
+      "exercises SimpleGla.chunk_simple_gla/Dense: chunk_simple_gla\\nexercises Compare.FollowsTheContract: \\n"
+      "a line that says nothing: chunk_gla\\n",
       report(kOk, 0));
   const auto selected = [&](const Words& ops) {
     fs::remove(dir_ / "filters");
@@ -619,9 +621,9 @@ TEST_F(Cli, GateSelectsByNameAndNotByChance) {
     return tests;
   };
   EXPECT_EQ(selected({"chunk_gla"}),
-            (std::set<std::string>{"Gate.chunk_gla_dense", "Gate.chunk_gla_backward_dense", "Gla.EqualChannels"}));
-  EXPECT_EQ(selected({"simple_gla"}), (std::set<std::string>{"Gate.chunk_simple_gla_dense", "SimpleGla.Constant"}));
-  EXPECT_EQ(selected({"all"}).size(), 7U);
+            (std::set<std::string>{"Gla.chunk_gla/Dense", "Gla.EqualChannels", "Overlap.Outputs"}));
+  EXPECT_EQ(selected({"simple_gla"}), (std::set<std::string>{"Gla.EqualChannels", "SimpleGla.chunk_simple_gla/Dense"}));
+  EXPECT_EQ(selected({"all"}).size(), 6U);
 }
 
 TEST_F(Cli, VerifyTimesNothingBehindARedGate) {
