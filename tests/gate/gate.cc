@@ -118,6 +118,7 @@ void judge_device(DeviceType device) {
   judged_ones() = {{names.begin(), names.end()}, false};
 }
 
+bool judges_one_by_one() { return !judged_ones().backends.empty(); }
 bool judges_device() { return !judged_ones().backends.empty() && !judged_ones().plugin; }
 
 namespace {

@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   fla::gate::register_function_tests();
   if (list) {
-    fla::gate::list_exercises();
+    fla::gate::list_exercises(fla::gate::judges_one_by_one());
     return 0;
   }
   fla::gate::watch_exercises(record);

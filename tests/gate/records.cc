@@ -140,12 +140,13 @@ Names exercised_by(const std::string& test) {
   return names;
 }
 
-void list_exercises() {
+void list_exercises(bool of_one_function) {
   const auto& unit = *::testing::UnitTest::GetInstance();
   for (int i = 0; i < unit.total_test_suite_count(); ++i) {
     const ::testing::TestSuite& suite = *unit.GetTestSuite(i);
     for (int j = 0; j < suite.total_test_count(); ++j) {
       const std::string name = full_name(*suite.GetTestInfo(j));
+      if (of_one_function && !owners().contains(name)) continue;
       std::printf("exercises %s: %s\n", name.c_str(), joined(exercised_by(name)).c_str());
     }
   }

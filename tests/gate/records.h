@@ -14,8 +14,9 @@ using Names = std::set<std::string>;
 // A test of one function exercises that one by its name; what it calls besides has to be recorded.
 void belongs_to(const std::string& test, const std::string& function);
 Names exercised_by(const std::string& test);
-// A line "exercises TEST: FUNCTION FUNCTION" for every test that there is.
-void list_exercises();
+// A line "exercises TEST: FUNCTION FUNCTION" for every test that there is, or for those of one function alone: others judge
+// no backend.
+void list_exercises(bool of_one_function);
 
 // From now on a test fails that calls a function (or its backward) which it does not say. Recording, it does not fail:
 // the report gets what it calls.
