@@ -43,7 +43,7 @@ void register_function_tests();  // called by main
 void judge_plugin(const std::string& backend);
 void judge_device(DeviceType device);
 bool judges_device();
-bool judges_one_by_one();  // a plug-in, or a device's backends
+bool judges_one_by_one();                         // a plug-in, or a device's backends
 std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
 
 // Strict contexts with poisoned workspaces, made once per (backend, threads).
