@@ -190,11 +190,18 @@ FLA_DEVICE int permuted(int r, int col) {
   return r * KP + (col ^ (8 * (((r ^ (r >> 3)) & 7) ^ (((r >> 1) ^ (r >> 2)) & 4))));
 }
 
+// The places that bits 0 to 3 of a number are moved to, three bits each: an array would lie in local memory.
+FLA_HOST_DEVICE constexpr int bit_places(int of_0, int of_1, int of_2, int of_3) {
+  return of_0 | of_1 << 3 | of_2 << 6 | of_3 << 9;
+}
 // Row i of the 16 that lack bit b, in an order that suits permuted(): two neighbours have their 64 bytes of fp32 in
 // different halves of the banks, four their 32 bytes of 16-bit elements in different quarters.
 FLA_DEVICE int row_without(int b, int i) {
-  // An octal digit is the place of a bit of i, from the right.
-  const int places = b == 0 ? 04321 : b == 1 ? 03024 : b == 2 ? 04031 : b == 3 ? 04021 : 03021;
+  const int places = b == 0   ? bit_places(1, 2, 3, 4)
+                     : b == 1 ? bit_places(4, 2, 0, 3)
+                     : b == 2 ? bit_places(1, 3, 0, 4)
+                     : b == 3 ? bit_places(1, 2, 0, 4)
+                              : bit_places(1, 2, 0, 3);
   int r = 0;
   FLA_UNROLL
   for (int bit = 0; bit < 4; ++bit) r |= ((i >> bit) & 1) << ((places >> (3 * bit)) & 7);
