@@ -11,6 +11,19 @@ namespace fla::reference {
 
 namespace {
 
+// The log gate of head h where the head alone tells it, rounded to fp32 as the contract forms it. Written here once more:
+// the reference shares no formula with kernels.
+double head_gate(const HeadDecay& d, std::int64_t h) {
+  switch (d.kind) {
+    case HeadDecay::Kind::None: return 0.0;
+    case HeadDecay::Kind::Tensor: return load(d.gamma, h);
+    case HeadDecay::Kind::Retention:
+      return static_cast<float>(std::log(1.0 - std::ldexp(1.0, static_cast<int>(-5 - h))));
+    case HeadDecay::Kind::Lightning: return static_cast<float>(d.slope) * static_cast<float>(h);
+  }
+  return 0.0;
+}
+
 // One (sequence, head): local time t = 0, 1, ... in the direction of the recurrence.
 struct Walk {
   const DiagProblem& p;
@@ -25,7 +38,7 @@ struct Walk {
   double key_gate(std::int64_t t, std::int64_t i) const {
     if (p.gk) return load(p.gk, span.row, row(t), h, i);
     if (p.g) return load(p.g, span.row, row(t), h);
-    return p.head.at(h);
+    return head_gate(p.head, h);
   }
   double key_decay(std::int64_t t, std::int64_t i) const { return std::exp(key_gate(t, i)); }
   double value_decay(std::int64_t t, std::int64_t j) const {
