@@ -1,8 +1,9 @@
 // Tensor-core tiles of one warp. In every fragment lane l has g = l / 4 and t = l % 4:
-//   FragA<T>   16 x 16 (m, k), T 16 bits: words (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), each with the next k beside
-//   it FragB<T>   16 x 8  (k, n): words (k 2t, n g), (k 2t+8, n g), each with the next k beside it FragC      16 x 8
-//   (m, n) fp32: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1) FragATf32  16 x 8  (m, k): (g, t), (g+8, t), (g, t+4),
-//   (g+8, t+4);  FragBTf32  8 x 8 (k, n): (k t, n g), (k t+4, n g)
+//   FragA<T>    16 x 16 (m, k), T 16 bits: words (g, 2t), (g+8, 2t), (g, 2t+8), (g+8, 2t+8), the next k beside each
+//   FragB<T>    16 x 8  (k, n): words (k 2t, n g), (k 2t+8, n g), each with the next k beside it
+//   FragC       16 x 8  (m, n) fp32: (g, 2t), (g, 2t+1), (g+8, 2t), (g+8, 2t+1)
+//   FragATf32   16 x 8  (m, k): (g, t), (g+8, t), (g, t+4), (g+8, t+4)
+//   FragBTf32   8 x 8   (k, n): (k t, n g), (k t+4, n g)
 // Tiles in shared memory are row-major with a row pitch `ld` in elements, a multiple of 8 (16-byte rows); ld % 64 == 8
 // is free of bank conflicts for every load below.
 #pragma once

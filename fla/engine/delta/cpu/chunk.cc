@@ -1,9 +1,8 @@
 // Chunkwise forward of the delta-rule recurrences; delta_common.md, forms D and G.
 //   x = (I - N)^{-1} (vbar + n^ S_0)  or, General, (I - N)^{-1} (n^ S_0 + N1 v)
 //   O = q^ S_0 + P x [+ P1 v]        S_C = e^{G_C} o S_0 + (s o e^{G_C - G})^T x [+ (s1 o e^{G_C - G})^T v]
-// with n = -alpha, s = w, x = E (Delta); n = a, s = b, x = Z, s1 = k (General); ^ marks the decay from the chunk's
-// entry. task     one sequence and some value heads chunk by chunk, or, when heads are few against the threads, a share
-// of one
+// with n = -alpha, s = w, x = E (Delta); n = a, s = b, x = Z, s1 = k (General); ^ marks the decay from the chunk's entry.
+// task     one sequence and some value heads chunk by chunk, or, when heads are few against the threads, a share of one
 //          head's value panels
 // scratch  per worker: the heads' states in panels [K, kBV] and one chunk's tiles
 // bits     o of a token depends on that token and earlier ones only; value panels are independent, so the split of a

@@ -1,13 +1,13 @@
 // The tensor-core forward of the delta rule, chunks of BT = 32 tokens; alpha = beta e^g o k, decays in base 2.
-//   L_ij = beta_i sum_c k_ic k_jc 2^{G_ic - G_jc} (j < i)    P_ij = scale sum_c q_ic k_jc 2^{G_ic - G_jc} (j <= i) (1)
-//   X = beta v - beta (k o 2^G) S_0,  E = (I + L)^{-1} X (2) O = scale (q o 2^G) S_0 + P E,    S_C = 2^{G_C} o S_0 + (k
-//   o 2^{G_C - G})^T E                                    (3)
+//   L_ij = beta_i sum_c k_ic k_jc 2^{G_ic - G_jc}  (j < i)
+//   P_ij = scale sum_c q_ic k_jc 2^{G_ic - G_jc}   (j <= i)                                     (1)
+//   X = beta v - beta (k o 2^G) S_0,   E = (I + L)^{-1} X                                       (2)
+//   O = scale (q o 2^G) S_0 + P E,     S_C = 2^{G_C} o S_0 + (k o 2^{G_C - G})^T E              (3)
 // The prologue kernels are parallel over chunks and form what does not depend on the state: (I + L)^{-1} - I and P as
 // 16-bit tiles, the decays, and for a gate per channel the decayed q and k. The main kernel walks a sequence.
 // numerics  sums, gate sums, the triangular inverse and the state are fp32; operands of products have 16 bits; E starts
 //           from X in fp32, so that only the correction (I + L)^{-1} - I is rounded
-// exponents are differences of gate sums with the later row first, never positive. A step's gate is cut at 2^-160,
-// which
+// exponents are differences of gate sums with the later row first, never positive. A step's gate is cut at 2^-160, which
 //           is 0 like everything below, so that one strong gate does not cost later differences their digits
 // causality an element of row i is a function of rows <= i only, in one order of sums
 #pragma once
