@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # scripts/gpu-check.sh [-b DIR] [-o FILE] [-q] [-n] [-s SECONDS]: proves and times the CUDA backend on this machine's GPU
 # and leaves one report. DIR holds what `make cuda` builds (default build/cuda/bin), FILE is the report (default
-# gpu-report.md); -q leaves out the sanitizers, the reruns under load and the long shapes, -n all benchmarks; a sanitizer
-# may take SECONDS for a family (default 600), after which it counts as not right. $FLA_CPP_GOLDEN is the folder of the
-# recorded cases (default tests/golden). Exit status: 0 all is right, 1 something is not, 2 there is no GPU that can be
-# used.
+# gpu-report.md); -q leaves out the sanitizers, the reruns under load, large tensors and long shapes, -n all benchmarks; a
+# sanitizer may take SECONDS for a family (default 600), after which it counts as not right. $FLA_CPP_GOLDEN is the folder
+# of the recorded cases (default tests/golden). Exit status: 0 all is right, 1 something is not, 2 there is no GPU that can
+# be used.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 bin=build/cuda/bin report=gpu-report.md quick=0 bench=1 limit=600
@@ -105,6 +105,7 @@ for type in f32 bf16 f16; do
 done
 step "Gate" "$bin/fla" gate "${families[@]}" --device cuda
 if ((!quick)); then
+  step "Tensors beyond 2^31 elements" "$bin/fla_cuda_large"
   step "Reruns under load" rerun
   if sanitizer=$(command -v compute-sanitizer); then
     logs=$(mktemp -d) tools=(memcheck initcheck synccheck racecheck) begin=$SECONDS

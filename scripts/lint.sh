@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# scripts/lint.sh [--changed [REF]]: cppcheck and clang-tidy over fla/ and tools/, or over the files that differ from REF
-# (default HEAD).
+# scripts/lint.sh [--changed [REF]]: cppcheck and clang-tidy over fla/ and tools/, clang over the CUDA kernels as C++, or
+# over the files that differ from REF (default HEAD).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # A configuration of its own: clang cannot read another compiler's precompiled headers.
@@ -16,6 +16,17 @@ list() {
   fi
 }
 sources=$(list "$@")
+
+# No index, size or stride of a kernel is cut to 32 bits without a cast; simt.cuh's BlockIndex makes products of 64 bits.
+if grep -qE '^fla/.*\.(cu|cuh)$' <<<"$sources"; then
+  kernels=()
+  while read -r f; do kernels+=("$f"); done < <(find fla/engine fla/ops build/lint/generated -name '*.cu' | sort)
+  echo "lint: ${#kernels[@]} sources of kernels"
+  printf '%s\0' "${kernels[@]}" |
+    xargs -0 -n 1 -P "$(nproc)" clang++ -x c++ -std=c++20 -fsyntax-only -I. -DFLA_CUDA_EMULATE \
+      -Werror=shorten-64-to-32 -Wno-unknown-pragmas
+fi
+
 files=()
 while read -r f; do
   [[ -e $f && $f != *_test.cc ]] && grep -qF "/$f\"" "$db" && files+=("$f")

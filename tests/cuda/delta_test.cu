@@ -463,6 +463,81 @@ TEST(CudaDeltaSegments, RowsDoNotDependOnLaterOnes) {
   }
 }
 
+// As CudaDiag.NotFiniteTokens.
+void check_not_finite(const DeltaCase& c, std::int64_t chunks = 0, std::int64_t columns = kDeltaColumns) {
+  DeltaData d(c);
+  const DeltaPlan plan = delta_chunk_plan(d.device, device(), columns, chunks);
+  run_plan(d.device, plan);
+  if (::testing::Test::HasFatalFailure()) return;
+  const auto clean = d.o.device_bytes();
+  const std::size_t row = clean.size() / static_cast<std::size_t>(c.T);
+  for (std::size_t place = 0; place < 16; ++place) {
+    for (auto input : {&DeltaData::v, &DeltaData::q, &DeltaData::k, &DeltaData::g, &DeltaData::beta}) {
+      for (const float value : {NAN, INFINITY, -INFINITY}) {
+        const bool v = input == &DeltaData::v;
+        if (!v && place % 5 != 3) continue;
+        if (v && !std::isnan(value) && place % 5 != 2) continue;
+        if (input == &DeltaData::g && value > 0.0F) continue;  // no gate
+        Twin& t = d.*input;
+        if (!t.view) continue;
+        const std::size_t token = 32 + 16 * (place % 2) + place, width = static_cast<std::size_t>(t.view.numel() / c.T);
+        const auto before = t.host;
+        t.set(token * width + width / 3, value);
+        t.device->upload(t.host.data());
+        t.host = before;
+        run_plan(d.device, plan);
+        if (::testing::Test::HasFatalFailure()) return;
+        t.device->upload(t.host.data());
+        const auto got = d.o.device_bytes();
+        const bool same =
+            std::equal(got.begin(), got.begin() + static_cast<std::ptrdiff_t>(token * row), clean.begin());
+        EXPECT_TRUE(same) << plan.text() << ", token " << token << ", value " << value << ", input of width " << width;
+        EXPECT_NE(got, clean);
+        if (!same) return;
+      }
+    }
+  }
+}
+TEST(CudaDeltaChunk, NotFiniteTokens) {
+  for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel}) {
+    const bool none = gate == Gate::None;
+    const Erase erase = none ? Erase::Plain : Erase::Decayed;
+    check_not_finite({.T = 70, .K = 64, .V = 40, .gate = gate, .normalize = !none, .erase = erase});
+    check_not_finite({.T = 70, .K = 128, .V = 64, .type = DType::F16, .gate = gate, .erase = erase}, 0, kDeltaWide);
+  }
+  check_not_finite({.T = 70, .K = 256, .V = 24});
+  check_not_finite({.T = 70, .K = 256, .V = 24, .gate = Gate::Channel});
+  check_not_finite({.T = 170, .K = 64, .V = 24, .gate_divisor = 64.0F}, 1);
+}
+// A correction of a row that leaves F16's range is not seen before it either.
+TEST(CudaDeltaChunk, RowsThatOverflow) {
+  const DeltaCase c{.T = 64, .K = 64, .V = 16, .type = DType::F16, .gate_divisor = 64.0F};
+  DeltaData d(c);
+  const DeltaPlan plan = delta_chunk_plan(d.device, device(), kDeltaColumns, 0);
+  run_plan(d.device, plan);
+  const auto clean = d.o.device_bytes();
+  constexpr std::size_t kToken = 41;
+  // The row before says -60000 along the same key, so that this one's correction is about 120000.
+  for (std::size_t j = 0; j < 16; ++j) {
+    d.v.set((kToken - 1) * 16 + j, -60000.0F);
+    d.v.set(kToken * 16 + j, 60000.0F);
+  }
+  for (std::size_t j = 0; j < 64; ++j) {
+    d.k.set((kToken - 1) * 64 + j, 1.0F);
+    d.k.set(kToken * 64 + j, 1.0F);
+  }
+  d.beta.set(kToken - 1, 1.0F);
+  d.beta.set(kToken, 1.0F);
+  for (Twin* t : {&d.v, &d.k, &d.beta}) t->device->upload(t->host.data());
+  run_plan(d.device, plan);
+  const auto got = d.o.device_bytes();
+  const auto before = static_cast<std::ptrdiff_t>((kToken - 1) * 16 * 2);
+  EXPECT_TRUE(std::equal(got.begin(), got.begin() + before, clean.begin()));
+  const auto values = d.o.device_values();
+  EXPECT_TRUE(std::isfinite(values[(kToken - 1) * 16]));
+  EXPECT_FALSE(std::isfinite(values[kToken * 16]));
+}
+
 // Rounds carry the state exactly.
 TEST(CudaDeltaRounds, ChangeNoBit) {
   for (const DeltaCase& c : {DeltaCase{.B = 2,

@@ -121,9 +121,11 @@ int check_normalised(const DeviceInfo& d) {
       };
       LinearAttnArgs a;
       const TensorView q = make(a.q), k = make(a.k), v = make(a.v), o = make(a.o);
-      const std::size_t n = normalised_workspace(a, d);
+      NormalisedPlan plan;
+      if (!normalised_plan(a, d, {}, plan, nullptr)) ++failed;
+      const std::size_t n = normalised_workspace(a, plan);
       const DeviceMemory workspace(n);
-      const Status status = normalised(a, d, {}, {static_cast<std::byte*>(workspace.data()), n});
+      const Status status = normalised(a, plan, {}, {static_cast<std::byte*>(workspace.data()), n});
       const Status end = wait_for_device();
       memory.back().download(o.data);
       double difference = 0, size = 0;
@@ -160,7 +162,7 @@ int check_normalised(const DeviceInfo& d) {
 
 FLA_KERNEL(256, 1)
 fill_kernel(void* p, DType type, std::int64_t n, float least, float most, unsigned seed) {
-  for (std::int64_t i = std::int64_t{block_x()} * 256 + thread_id(); i < n; i += std::int64_t{grid_x()} * 256) {
+  for (std::int64_t i = block_x() * 256 + thread_id(); i < n; i += grid_x() * 256) {
     auto x = static_cast<std::uint32_t>(i) * 2654435761U + seed;
     x = (x ^ (x >> 16U)) * 2246822519U;
     x = (x ^ (x >> 13U)) * 3266489917U;
@@ -287,9 +289,11 @@ void time_normalised(const DeviceInfo& d, const std::string& only, std::int64_t 
   a.v = m.make(DType::BF16, {B, T, H, D}, -1, 1);
   a.o = m.make(DType::BF16, {B, T, H, D}, 0, 0);
   a.scale = 1.0 / std::sqrt(static_cast<double>(D));
-  const std::size_t n = normalised_workspace(a, d);
+  NormalisedPlan plan;
+  if (!normalised_plan(a, d, {}, plan, nullptr)) return;
+  const std::size_t n = normalised_workspace(a, plan);
   const std::span<std::byte> ws(static_cast<std::byte*>(m.bytes(n)), n);
-  const float ms = milliseconds([&] { return normalised(a, d, {}, ws); });
+  const float ms = milliseconds([&] { return normalised(a, plan, {}, ws); });
   std::printf("%-28s fwd %.3f ms\n", shape.c_str(), ms);
   std::fflush(stdout);
 }

@@ -218,6 +218,23 @@ class DiagRun {
     }
   }
 
+  // Sets a value of the first sequence's first head at a token: of q, k, v, then gates. Returns what was there.
+  std::size_t inputs() const { return token_inputs_.size(); }
+  double plant(std::size_t which, std::int64_t token, std::int64_t channel, double value) {
+    TestTensor& t = *token_inputs_[which];
+    if (t.host.ndim < 4) channel = 0;
+    const double before = reference::load(t.host, 0, token, 0, channel);
+    reference::store(t.host, value, 0, token, 0, channel);
+    upload(t);
+    return before;
+  }
+  // The memory of every output, and of the states, which may be one.
+  std::vector<std::pair<const DeviceMemory*, std::size_t>> memory() const {
+    std::vector<std::pair<const DeviceMemory*, std::size_t>> all;
+    for (const auto& [expected, t] : outputs_) all.emplace_back(t->memory.get(), t->bytes.size() + 1);
+    return all;
+  }
+
   DiagBackwardProblem host, device;
 
  private:

@@ -426,5 +426,62 @@ TEST(CudaDiag, LaterTokensAndReruns) {
   }
 }
 
+// What a token brings is not seen before it, not even as the NaN that a masked product of it would be: outputs of the
+// tokens before it are the same bits.
+TEST(CudaDiag, NotFiniteTokens) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInf = std::numeric_limits<double>::infinity();
+  struct Kernel {
+    DiagCase c;
+    int segments = 1;
+  };
+  std::vector<Kernel> kernels;
+  for (const Gate gate : {Gate::None, Gate::Head, Gate::Channel, Gate::Value}) {
+    for (const DType type : {DType::BF16, DType::F16}) {
+      kernels.push_back({{.T = 76, .H = 1, .K = 64, .V = 40, .type = type, .gate = gate}});
+    }
+    if (gate == Gate::None) continue;
+    kernels.push_back({{.T = 76, .H = 1, .K = 128, .V = 72, .gate = gate}});
+    kernels.push_back({{.T = 76, .H = 1, .K = 256, .V = 24, .gate = gate}});
+    kernels.push_back({{.T = 150, .H = 1, .K = 64, .V = 24, .gate = gate}, 2});
+    kernels.push_back({{.T = 76, .H = 1, .K = 64, .V = 24, .gate = gate, .reverse = true}});
+  }
+  for (const auto& [c, segments] : kernels) {
+    DiagRun run(c);
+    const DeviceInfo d = device_with(1);
+    DiagPlan plan = diag_forward_plan(run.device, d);
+    ASSERT_GT(plan.chunk, 1);
+    plan.segments = segments;
+    ASSERT_TRUE(run.run_forward(plan, d).ok());
+    ASSERT_TRUE(wait_for_device().ok());
+    const auto clean = run.output_values(run.device.o);
+    // Every place of a block of 16 with NaN in v; the other inputs and infinities at some of them.
+    for (std::int64_t place = 0; place < 16; ++place) {
+      for (std::size_t which = 0; which < run.inputs(); ++which) {
+        for (const double value : {kNaN, kInf, -kInf}) {
+          const bool v = which == 2;
+          if (!v && place % 5 != 3) continue;
+          if (v && !std::isnan(value) && place % 5 != 2) continue;
+          if (which == 3 && value == kInf) continue;  // no gate
+          const std::int64_t token = (segments > 1 ? 96 : 48) + place;
+          const std::int64_t at = c.reverse ? c.T - 1 - token : token;
+          const double before = run.plant(which, at, 5, value);
+          ASSERT_TRUE(run.run_forward(plan, d).ok());
+          ASSERT_TRUE(wait_for_device().ok());
+          const auto got = run.output_values(run.device.o);
+          run.plant(which, at, 5, before);
+          const auto first = static_cast<std::ptrdiff_t>(c.reverse ? (at + 1) * c.V : 0),
+                     last = static_cast<std::ptrdiff_t>(c.reverse ? c.T * c.V : at * c.V);
+          const bool same = std::equal(got.begin() + first, got.begin() + last, clean.begin() + first);
+          EXPECT_TRUE(same) << "gate " << static_cast<int>(c.gate) << " type " << static_cast<int>(c.type) << " K "
+                            << c.K << " segments " << segments << " input " << which << " token " << token << " value "
+                            << value << " [" << plan.text() << "]";
+          EXPECT_NE(got, clean);
+          if (!same) return;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace fla::cuda

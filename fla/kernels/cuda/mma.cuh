@@ -133,6 +133,105 @@ FLA_DEVICE FragB<T> to_b(const FragC& c) {
   return {{transpose_8x8(pack2<T>(c.x[0], c.x[1])), transpose_8x8(pack2<T>(c.x[2], c.x[3]))}};
 }
 
+// ---- triangular factors
+
+// A product with a triangular matrix whose other half is zeros must not see what meets these zeros, as 0 NaN is NaN:
+// what comes later in time would change what was before. Whether a fragment's elements are all finite is asked first, for
+// an instruction a word; where they are not, elements of the first k are left out or added one k after the other.
+
+// 0 while all elements that were asked about are finite: `seen` is the answer so far.
+template <typename T, int N>
+FLA_DEVICE std::uint32_t ask_finite(const std::uint32_t (&words)[N], std::uint32_t seen = 0) {
+  FLA_UNROLL
+  for (int i = 0; i < N; ++i) seen = add_zero_of<T>(seen, words[i]);
+  return seen;
+}
+// Of all lanes' answers.
+FLA_DEVICE bool all_finite(std::uint32_t seen) { return ballot(seen != 0) == 0; }
+
+// The first k of a fragment where some element of the warp is not finite, 16 if there is none; words of k below 8 come
+// first, N in all.
+template <typename T, int N>
+FLA_DEVICE int first_not_finite(const std::uint32_t (&words)[N], int first = 16) {
+  FLA_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const std::uint32_t bad = add_zero_of<T>(0, words[i]);
+    const int k = 8 * (i / (N / 2)) + 2 * (lane_id() % 4);
+    const int mine = (bad & 0xFFFFU) != 0 ? k : bad != 0 ? k + 1 : 16;
+    first = mine < first ? mine : first;
+  }
+  FLA_UNROLL
+  for (int by = 16; by > 0; by /= 2) {
+    const int other = shuffle_xor(first, by);
+    first = other < first ? other : first;
+  }
+  return first;
+}
+// The elements of such words with from <= k < to; the others are zeros.
+template <int N>
+FLA_DEVICE void keep_k(std::uint32_t (&to_words)[N], const std::uint32_t (&words)[N], int from, int to) {
+  FLA_UNROLL
+  for (int i = 0; i < N; ++i) {
+    const int k = 8 * (i / (N / 2)) + 2 * (lane_id() % 4);
+    const std::uint32_t low = from <= k && k < to ? 0xFFFFU : 0U, high = from <= k + 1 && k + 1 < to ? 0xFFFF0000U : 0U;
+    to_words[i] = words[i] & (low | high);
+  }
+}
+
+// c += a b with a(m, k) zero for k > m, where some b(k, n) is not finite. Rows before the first such k are those that
+// finite elements in its place would give, bit for bit.
+template <typename T, int N>
+FLA_DEVICE void add_lower_exact(FragC (&c)[N], const FragA<T>& a, const FragB<T> (&b)[N]) {
+  int first = 16;
+  FLA_UNROLL
+  for (int n = 0; n < N; ++n) first = first_not_finite<T>(b[n].x, first);
+  FLA_UNROLL
+  for (int n = 0; n < N; ++n) {
+    FragB<T> kept;
+    keep_k(kept.x, b[n].x, 0, first);
+    mma(c[n], a, kept);
+  }
+  FLA_ROLL
+  for (int k = first; k < 16; ++k) {
+    FLA_UNROLL
+    for (int n = 0; n < N; ++n) {
+      FragB<T> kept;
+      keep_k(kept.x, b[n].x, k, k + 1);
+      FragC one;
+      clear(one);
+      mma(one, a, kept);
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) c[n].x[e] = frag_row(e) >= k ? c[n].x[e] + one.x[e] : c[n].x[e];
+    }
+  }
+}
+// The same for the 16 x 16 tile (c0, c1) += a b with b(k, n) zero for k > n, STRICT: for k >= n, where some a(m, k) is
+// not finite.
+template <bool STRICT, typename T>
+FLA_DEVICE void add_upper_exact(FragC& c0, FragC& c1, const FragA<T>& a, const FragB<T> (&b)[2]) {
+  const int first = first_not_finite<T>(a.x);
+  FragA<T> kept;
+  keep_k(kept.x, a.x, 0, first);
+  mma(c0, kept, b[0]);
+  mma(c1, kept, b[1]);
+  FLA_ROLL
+  for (int k = first; k < 16; ++k) {
+    keep_k(kept.x, a.x, k, k + 1);
+    FLA_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      FragC one;
+      clear(one);
+      mma(one, kept, b[n]);
+      FragC& c = n == 0 ? c0 : c1;
+      FLA_UNROLL
+      for (int e = 0; e < 4; ++e) {
+        const int column = 8 * n + frag_col(e);
+        c.x[e] = (STRICT ? column > k : column >= k) ? c.x[e] + one.x[e] : c.x[e];
+      }
+    }
+  }
+}
+
 // Stores a 16 x 8 tile at s[m ld + n], two columns at a time.
 template <typename T>
 FLA_DEVICE void store_c(Shared<T> s, int ld, const FragC& c) {

@@ -14,18 +14,20 @@
 #define FLA_UNROLL _Pragma("unroll")
 #define FLA_ROLL _Pragma("unroll 1")
 
+#include "fla/kernels/cuda/block_index.cuh"
+
 namespace fla::cuda {
 
 FLA_DEVICE int thread_id() { return static_cast<int>(threadIdx.x); }
 FLA_DEVICE int block_threads() { return static_cast<int>(blockDim.x); }
 FLA_DEVICE int lane_id() { return static_cast<int>(threadIdx.x & 31U); }
 FLA_DEVICE int warp_id() { return static_cast<int>(threadIdx.x >> 5U); }
-FLA_DEVICE int block_x() { return static_cast<int>(blockIdx.x); }
-FLA_DEVICE int block_y() { return static_cast<int>(blockIdx.y); }
-FLA_DEVICE int block_z() { return static_cast<int>(blockIdx.z); }
-FLA_DEVICE int grid_x() { return static_cast<int>(gridDim.x); }
-FLA_DEVICE int grid_y() { return static_cast<int>(gridDim.y); }
-FLA_DEVICE int grid_z() { return static_cast<int>(gridDim.z); }
+FLA_DEVICE BlockIndex block_x() { return {static_cast<int>(blockIdx.x)}; }
+FLA_DEVICE BlockIndex block_y() { return {static_cast<int>(blockIdx.y)}; }
+FLA_DEVICE BlockIndex block_z() { return {static_cast<int>(blockIdx.z)}; }
+FLA_DEVICE BlockIndex grid_x() { return {static_cast<int>(gridDim.x)}; }
+FLA_DEVICE BlockIndex grid_y() { return {static_cast<int>(gridDim.y)}; }
+FLA_DEVICE BlockIndex grid_z() { return {static_cast<int>(gridDim.z)}; }
 
 // ---- shared memory
 
@@ -219,6 +221,20 @@ FLA_DEVICE float to_tf32(float x) {
   std::uint32_t y;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return __uint_as_float(y);
+}
+
+// y + 0 x of two elements in a word each: NaN where x is not finite.
+template <typename T>
+FLA_DEVICE std::uint32_t add_zero_of(std::uint32_t y, std::uint32_t x);
+template <>
+FLA_DEVICE std::uint32_t add_zero_of<bf16>(std::uint32_t y, std::uint32_t x) {
+  asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(y) : "r"(x), "r"(0U));
+  return y;
+}
+template <>
+FLA_DEVICE std::uint32_t add_zero_of<f16>(std::uint32_t y, std::uint32_t x) {
+  asm("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(y) : "r"(x), "r"(0U));
+  return y;
 }
 
 // ---- tensor cores: see mma.cuh for what the registers hold

@@ -47,8 +47,7 @@ inline constexpr int kHeadPrologueWarps = 4, kHeadPrologueFloats = 5 * kBT + kBT
 template <typename T, int KP>
 FLA_KERNEL(32 * kHeadPrologueWarps, 3)
 delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::int64_t items) {
-  const std::int64_t item = static_cast<std::int64_t>(block_x()) * kHeadPrologueWarps + warp_id();
-  let_next_start();
+  const std::int64_t item = block_x() * kHeadPrologueWarps + warp_id();
   if (item >= items) return;
   const int hk = static_cast<int>(item % p.H), group = p.HV / p.H;
   const std::int64_t slot = item / p.H;
@@ -221,7 +220,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
                       sRq = shared<float>(kRowsAt + 8 * kBT, kBT);
   const int hv = block_x() % p.HV, hk = hv / (p.HV / p.H), id = thread_id();
   const std::int64_t slot = block_x() / p.HV;
-  let_next_start();
+  if (w.round > 0) let_next_start();
   const Chunk c = find_chunk(p, w, slot);
   if (c.rows == 0) {
     wait_for_previous();
@@ -432,7 +431,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
   const int part = block_x() % parts, hv = block_x() / parts % p.HV;
   const std::int64_t number = block_x() / parts / p.HV;
   const Segment g = find_segment(p, w, number);
-  if (!kOutput || (w.round > 0 && !g.last)) let_next_start();
+  if (w.round > 0 && !g.last) let_next_start();
   wait_for_previous();
   const bool keys = kTransfer && part >= value_parts;  // whether the columns are those of M
   if (!g.real || (kTransfer && (g.last || (keys && g.before == 0)))) return;
@@ -544,7 +543,7 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
       if (!kKeep && ic * kBT + token + i >= g.tokens) break;
       store_global<8>(to + i * stride, rows.template load_vec<8>((row + i) * L::kLdO + column - v_own));
     }
-    to += (kKeep ? p.HV * kBT : kBT) * stride;
+    to += (kKeep ? std::int64_t{p.HV} * kBT : kBT) * stride;
   };
 
   const int finals = g.last && p.ht.present() ? v_count : 0;  // channels whose final state is asked for
@@ -656,26 +655,29 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
       if constexpr (kOutput) add_handed(o[t], handed + (kFar + 256 * t));
     }
 
-    FLA_UNROLL
-    for (int i = 0; i < 4; i += 2) {
+    const auto form_x = [&](const std::uint32_t(&values)[2][TILES][4]) {
       FLA_UNROLL
-      for (int e = 0; e < 2; ++e) {
-        const int at = 8 * (i + e) + frag_col(0);
-        const Vec<float, 2> beta = tiles.scalars.template load_vec<2>((CHANNEL ? 0 : kBT) + at);
-        Vec<float, 2> by = {{1.0F, 1.0F}};
-        if constexpr (!CHANNEL) by = tiles.scalars.template load_vec<2>(at);
+      for (int i = 0; i < 4; i += 2) {
         FLA_UNROLL
-        for (int t = 0; t < TILES; ++t) {
-          FragC& y = x[t][i + e];
+        for (int e = 0; e < 2; ++e) {
+          const int at = 8 * (i + e) + frag_col(0);
+          const Vec<float, 2> beta = tiles.scalars.template load_vec<2>((CHANNEL ? 0 : kBT) + at);
+          Vec<float, 2> by = {{1.0F, 1.0F}};
+          if constexpr (!CHANNEL) by = tiles.scalars.template load_vec<2>(at);
           FLA_UNROLL
-          for (int f = 0; f < 2; ++f) {
-            const std::uint32_t word = v[i / 2][t][2 * e + f];
-            y.x[2 * f] = beta.x[0] * low_half<T>(word) - by.x[0] * y.x[2 * f];
-            y.x[2 * f + 1] = beta.x[1] * high_half<T>(word) - by.x[1] * y.x[2 * f + 1];
+          for (int t = 0; t < TILES; ++t) {
+            FragC& y = x[t][i + e];
+            FLA_UNROLL
+            for (int f = 0; f < 2; ++f) {
+              const std::uint32_t word = values[i / 2][t][2 * e + f];
+              y.x[2 * f] = beta.x[0] * low_half<T>(word) - by.x[0] * y.x[2 * f];
+              y.x[2 * f + 1] = beta.x[1] * high_half<T>(word) - by.x[1] * y.x[2 * f + 1];
+            }
           }
         }
       }
-    }
+    };
+    form_x(v);
     FragA<T> a[TILES][2];
     const auto pack = [&] {
       FLA_UNROLL
@@ -694,7 +696,55 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
       }
     }
     pack();
+    std::uint32_t seen = 0;  // whether E is finite
     if constexpr (kOutput) {
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) seen = ask_finite<T>(a[t][1].x, ask_finite<T>(a[t][0].x, seen));
+    }
+    if constexpr (kKeep) {
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        FLA_UNROLL
+        for (int i = 0; i < 2; ++i) {
+          FLA_UNROLL
+          for (int f = 0; f < 4; ++f) o[t][i].x[f] = half == 0 ? x[t][i].x[f] : x[t][2 + i].x[f];
+        }
+      }
+    }
+    // O of own tokens, once E is there.
+    const auto add_scores = [&] {
+      const bool finite = all_finite(seen);
+      if (!finite) {
+        // E once more, from X as the pair handed it over: its earlier rows must not see the later ones.
+        std::uint32_t again[2][TILES][4] = {};
+        FLA_UNROLL
+        for (int t = 0; t < TILES; ++t) {
+          FLA_UNROLL
+          for (FragC& y : x[t]) clear(y);
+          add_handed(x[t], mine + 512 * t);
+          add_handed(x[t], handed + 512 * t);
+          FLA_UNROLL
+          for (int i = 0; i < 2; ++i) ldmatrix_x4<true>(again[i][t], v_rows + (16 * i * L::kLdV + 16 * t));
+        }
+        form_x(again);
+        pack();
+        FLA_UNROLL
+        for (int i = 0; i < 3; ++i) {
+          FragB<T> b[2];
+          load_b_at<false>(b[0], b[1], m_rows + ((i > 0 ? 16 * L::kLdM : 0) + (i == 2 ? 16 : 0)));
+          FLA_UNROLL
+          for (int t = 0; t < TILES; ++t) {
+            FragC &c0 = x[t][i > 0 ? 2 : 0], &c1 = x[t][i > 0 ? 3 : 1];
+            if (i == 1) {
+              mma(c0, a[t][0], b[0]);
+              mma(c1, a[t][0], b[1]);
+            } else {
+              add_upper_exact<true>(c0, c1, a[t][i / 2], b);
+            }
+          }
+        }
+        pack();
+      }
       if constexpr (!CHANNEL) {
         FLA_UNROLL
         for (int i = 0; i < 2; ++i) {
@@ -710,23 +760,26 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
       FLA_UNROLL
       for (int i = 0; i < 2; ++i) {
         if (i > half) break;
-        FragB<T> b0, b1;
-        load_b_at<false>(b0, b1, scores + 16 * i);
+        FragB<T> b[2];
+        load_b_at<false>(b[0], b[1], scores + 16 * i);
         FLA_UNROLL
         for (int t = 0; t < TILES; ++t) {
-          mma(o[t][0], a[t][i], b0);
-          mma(o[t][1], a[t][i], b1);
+          if (!finite && i == half) {
+            add_upper_exact<false>(o[t][0], o[t][1], a[t][i], b);
+            continue;
+          }
+          mma(o[t][0], a[t][i], b[0]);
+          mma(o[t][1], a[t][i], b[1]);
         }
       }
-    } else if constexpr (kKeep) {
-      FLA_UNROLL
-      for (int t = 0; t < TILES; ++t) {
-        FLA_UNROLL
-        for (int i = 0; i < 2; ++i) {
-          FLA_UNROLL
-          for (int f = 0; f < 4; ++f) o[t][i].x[f] = half == 0 ? x[t][i].x[f] : x[t][2 + i].x[f];
-        }
-      }
+    };
+    // A warp of one tile has the registers to do the state first and not to wait for the answer about E.
+    if constexpr (kOutput && TILES > 1) add_scores();
+    FragA<T> of_state[TILES][2];
+    FLA_UNROLL
+    for (int t = 0; t < TILES; ++t) {
+      of_state[t][0] = a[t][0];
+      of_state[t][1] = a[t][1];
     }
     if constexpr (!CHANNEL) {
       FLA_UNROLL
@@ -738,7 +791,11 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
           for (int f = 0; f < 4; ++f) x[t][i].x[f] *= by.x[f & 1];
         }
       }
-      pack();
+      FLA_UNROLL
+      for (int t = 0; t < TILES; ++t) {
+        of_state[t][0] = to_a<T>(x[t][0], x[t][1]);
+        of_state[t][1] = to_a<T>(x[t][2], x[t][3]);
+      }
     }
     FLA_UNROLL
     for (int j = 0; j < kKeyTiles; j += 2) {
@@ -748,11 +805,12 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
         load_b_at<true>(b0, b1, k_rows + (16 * i * L::kLdK + 8 * j));
         FLA_UNROLL
         for (int t = 0; t < TILES; ++t) {
-          mma(S[t][j], a[t][i], b0);
-          mma(S[t][j + 1], a[t][i], b1);
+          mma(S[t][j], of_state[t][i], b0);
+          mma(S[t][j + 1], of_state[t][i], b1);
         }
       }
     }
+    if constexpr (kOutput && TILES == 1) add_scores();
     if constexpr (!kTransfer) {
       FLA_UNROLL
       for (int t = 0; t < TILES; ++t) put_transposed(o[t], rows + 16 * t, L::kLdO);

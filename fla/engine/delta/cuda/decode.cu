@@ -36,7 +36,8 @@ delta_decode_kernel(const DeltaArgs p) {
   using Shape = DecodeShape<T, KP, ONE>;
   constexpr int kThreads = Shape::kThreads, kWarps = Shape::kWarps, kRows = Shape::kRows;
   const int parts = (p.V + kColumns - 1) / kColumns, part = block_x() % parts, hv = block_x() / parts % p.HV;
-  const int n = block_x() / parts / p.HV, hk = hv / (p.HV / p.H), v0 = part * kColumns;
+  const int hk = hv / (p.HV / p.H), v0 = part * kColumns;
+  const std::int64_t n = block_x() / parts / p.HV;
   const int tokens = ONE ? 1 : static_cast<int>(p.T);
   const int id = thread_id(), local = id % kLanes * kEach, first = id / kLanes * kRows, column = v0 + local;
 

@@ -15,6 +15,8 @@ namespace fla::cuda {
 namespace {
 
 constexpr std::int64_t kMostWidth = 256, kDecodeTokens = 8;
+// Of a sequence, which the chunk kernels count in 32 bits.
+constexpr std::int64_t kMostTokens = (std::int64_t{1} << 31) - 1 - 4 * kDeltaBT;
 
 std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -32,6 +34,7 @@ bool chunk_serves(const DeltaProblem& p, const Why& why) {
   if (p.K % 8 != 0) return why("K: needs a multiple of 8, got ", p.K);
   if (p.V % 8 != 0) return why("V: needs a multiple of 8, got ", p.V);
   if (p.reverse) return why("reverse: needs tokens in their order");
+  if (p.T > kMostTokens) return why("T: needs at most ", kMostTokens, ", got ", p.T);
   if (p.slots().indices || p.slots().steps) return why("slots: need the token kernel");
   if (!p.cu_seqlens && p.T <= kDecodeTokens) return why("T: needs more than 8 tokens, got ", p.T);
   if (p.gv) return why("gv: needs the token kernel");
@@ -63,7 +66,8 @@ FLA_KERNEL(256, 1)
 delta_parameter_kernel(const float* partials, std::int64_t slots, int HV, int entries, TypedView dA_log,
                        TypedView ddt_bias) {
   const Shared<float> sums = shared<float>(0, 256);
-  const int groups = (entries + 31) / 32, hv = block_x() / groups, entry = block_x() % groups * 32 + lane_id();
+  const int groups = (entries + 31) / 32, entry = block_x() % groups * 32 + lane_id();
+  const std::int64_t hv = block_x() / groups;
   float sum = 0.0F, lost = 0.0F;  // compensated: there are as many terms as chunks
   if (entry < entries) {
     for (std::int64_t i = warp_id(); i < slots; i += 8) {

@@ -54,7 +54,6 @@ template <typename T, int KP>
 FLA_KERNEL(2 * KP, 1)
 delta_join_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   constexpr int kLd = KP + 8, kKeyTiles = KP / 16;
-  let_next_start();
   wait_for_previous();
   const int tiles = (p.V + 15) / 16, tile = block_x() % tiles, hv = block_x() / tiles % p.HV;
   const std::int64_t n = block_x() / tiles / p.HV, tokens = w.segment * kBT;

@@ -3,8 +3,9 @@
 //   q' = q 2^L    k' = k 2^(L_15 - L)    k'' = k 2^-L
 //   P = tril(scale q' k''^T)    o = scale q' S + P v    S^T = 2^L_15 o S^T + v^T k'
 // P is most of o, so it and its operands are sums of two T, of which only the product of the lower parts of q' and k''
-// is left out. k'' is the one place with a positive exponent. A block where some channel decays so far, or some key is
-// so large, that k'' leaves the range of T computes P from exponents of differences instead, one by one. While NW warps
+// is left out. k'' is the one place with a positive exponent. From the first row on where some channel has decayed so
+// far, or some key is so large, that k'' leaves the range of T, a block's rows of P come from exponents of differences
+// instead, one by one: a row's way depends on rows before it alone. While NW warps
 // walk the blocks of a tile, each with its own value columns, SW others copy the tile after next, and scale the next
 // one and form its P, for all of them. One barrier a tile.
 #pragma once
@@ -33,14 +34,14 @@ struct ChannelTiles {
                        kBad = kTask + static_cast<int>(sizeof(KeptTask)), kBytes = kBad + kParts * 4;
 };
 
-// P of a block by differences: for each query, keys from the diagonal downwards.
+// P of a block's rows from `from` on by differences: for each query, keys from the diagonal downwards.
 template <typename T, int KP, int LDK, int LDG>
-FLA_DEVICE void exact_products(const DiagParams& p, Shared<T> q, Shared<T> k, Shared<float> g, int first,
+FLA_DEVICE void exact_products(const DiagParams& p, Shared<T> q, Shared<T> k, Shared<float> g, int first, int from,
                                FragC (&P)[2]) {
   constexpr int kPairs = KP / 64;
   clear(P[0]);
   clear(P[1]);
-  for (int i = 0; i < 16; ++i) {
+  for (int i = from; i < 16; ++i) {
     Vec<float, 2> sum[kPairs], query[kPairs];
     FLA_UNROLL
     for (int c = 0; c < kPairs; ++c) {
@@ -93,6 +94,7 @@ struct ChannelBlock {
     return shared<float>(Tiles::kScaled + stage * Tiles::kScaledTile + Tiles::kDecay, Tiles::kBlocks * KP);
   }
   FLA_DEVICE Shared<T> operand(int at) const { return shared<T>(at, BT * kLdK); }
+  // By parts the first row of a block that is out of range, 16 where there is none.
   FLA_DEVICE Shared<std::int32_t> bad() const { return shared<std::int32_t>(Tiles::kBad, Tiles::kParts); }
 };
 
@@ -163,7 +165,7 @@ FLA_DEVICE Vec<float, 2> scale_part(const ChannelBlock<T, KP, BT, NW, WM, SW>& x
   }
   if (!a.later) x.decays(stage).template store_vec<2>(a.row / 16 * KP + a.c, decay);
   bool in_range = last.x[0] >= RaisedRange<T>::kLeast && last.x[1] >= RaisedRange<T>::kLeast;
-  // The larger exponents of a block that is out of range are never formed: there `up` is k' and no operand of P.
+  // k' of a channel that is out of range is formed apart.
   const bool direct = !in_range;
   float end[2], back[2];
   FLA_UNROLL
@@ -191,8 +193,32 @@ FLA_DEVICE Vec<float, 2> scale_part(const ChannelBlock<T, KP, BT, NW, WM, SW>& x
     }
   }
   if constexpr (OUT) {
-    const bool any = ballot(!in_range) != 0;
-    if (lane_id() == 0) x.bad()[a.part] = any ? 1 : 0;
+    int bad = 16;
+    if (ballot(!in_range) != 0) {
+      FLA_UNROLL
+      for (int i = 7; i >= 0; --i) {
+        float up[2];
+        bool row_in_range = true;
+        FLA_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          up[e] = to_f32(T{static_cast<std::uint16_t>(k[i] >> (16 * e))}) * exp2_approx(-L[i].x[e]);
+          row_in_range =
+              row_in_range && L[i].x[e] >= RaisedRange<T>::kLeast && std::fabs(up[e]) <= RaisedRange<T>::kMost;
+        }
+        if (!row_in_range) bad = a.row % 16 + i % 4 + i / 4 * 8;
+        // Rows before the first that is out of range have their products all the same.
+        const std::uint32_t high = pack2<T>(up[0], up[1]);
+        const int at = (i % 4 + i / 4 * 8) * kLdK / 2;
+        raised_k.store(at, high);
+        low_k.store(at, low_pair<T>(high, up[0], up[1]));
+      }
+      FLA_UNROLL
+      for (int by = 16; by > 0; by /= 2) {
+        const int other = shuffle_xor(bad, by);
+        bad = other < bad ? other : bad;
+      }
+    }
+    if (lane_id() == 0) x.bad()[a.part] = bad;
   }
   return last;
 }
@@ -208,14 +234,11 @@ template <typename T, int KP, int BT, int NW, int WM, int SW>
 FLA_DEVICE FragC half_products(const ChannelBlock<T, KP, BT, NW, WM, SW>& x, int stage, int first, int half) {
   using Tiles = ChannelTiles<KP, BT, NW, WM, SW>;
   constexpr int kLdK = Tiles::kLdK;
-  bool exact = false;
+  int bad = 16;  // the first row that is out of range
   FLA_UNROLL
-  for (int i = 0; i < KP / 32; ++i) exact = exact || x.bad().load(first / 16 * (KP / 32) + i) != 0;
-  if (exact) {
-    FragC both[2];
-    exact_products<T, KP, kLdK, Tiles::kLdG>(x.p, x.raw(stage, Tiles::kQ), x.raw(stage, Tiles::kKey), x.gates(stage),
-                                             first, both);
-    return half == 0 ? both[0] : both[1];
+  for (int i = 0; i < KP / 32; ++i) {
+    const int of_part = x.bad().load(first / 16 * (KP / 32) + i);
+    bad = of_part < bad ? of_part : bad;
   }
   const int query_at = first * kLdK, keys_at = (first + 8 * half) * kLdK;
   const Shared<T> high_q = x.scaled(stage, Tiles::kScaledQ) + query_at, low_q = x.operand(Tiles::kLowQ) + query_at,
@@ -243,6 +266,16 @@ FLA_DEVICE FragC half_products(const ChannelBlock<T, KP, BT, NW, WM, SW>& x, int
   }
   FLA_UNROLL
   for (int e = 0; e < 4; ++e) P[0].x[e] += P[1].x[e] + (rest[0].x[e] + rest[1].x[e]);
+  if (bad < 16) {
+    FragC both[2];
+    exact_products<T, KP, kLdK, Tiles::kLdG>(x.p, x.raw(stage, Tiles::kQ), x.raw(stage, Tiles::kKey), x.gates(stage),
+                                             first, bad, both);
+    FLA_UNROLL
+    for (int e = 0; e < 4; ++e) {
+      const float exact = half == 0 ? both[0].x[e] : both[1].x[e];
+      P[0].x[e] = frag_row(e) >= bad ? exact : P[0].x[e];
+    }
+  }
   return P[0];
 }
 
@@ -383,19 +416,26 @@ diag_channel_kernel(const DiagParams p) {
       FLA_UNROLL
       for (int m = 0; m < WM; ++m) load_a_trans(values[m], v + (16 * b * kLdV + row + 16 * m), kLdV);
       if (want_o) {
+        std::uint32_t seen = 0;  // the answer is not waited for before the products are under way
+        FLA_UNROLL
+        for (int m = 0; m < WM; ++m) seen = ask_finite<T>(values[m].x, seen);
         FragC o[1][2 * WM], odd[2 * WM], within[2 * WM];  // q' S of every other 16 channels, P v
         FragA<T> P, low;
         load_a(P, prod + 16 * b * kLdP, kLdP);
         load_a(low, low_prod + 16 * b * kLdP, kLdP);
+        FragB<T> columns[2 * WM];
         FLA_UNROLL
         for (int n = 0; n < 2 * WM; ++n) {
           clear(o[0][n]);
           clear(odd[n]);
           clear(within[n]);
           const std::uint32_t* v_words = values[n / 2].x + n % 2;
-          const FragB<T> column = {{v_words[0], v_words[2]}};
-          mma(within[n], low, column);
-          mma(within[n], P, column);
+          columns[n] = {{v_words[0], v_words[2]}};
+        }
+        FLA_UNROLL
+        for (int n = 0; n < 2 * WM; ++n) {
+          mma(within[n], low, columns[n]);
+          mma(within[n], P, columns[n]);
         }
         FLA_UNROLL
         for (int kk = 0; kk < KP / 16; ++kk) {
@@ -408,6 +448,18 @@ diag_channel_kernel(const DiagParams p) {
             mma(kk % 2 == 0 ? o[0][2 * m] : odd[2 * m], query, FragB<T>{{state.x[0], state.x[2]}});
             mma(kk % 2 == 0 ? o[0][2 * m + 1] : odd[2 * m + 1], query, FragB<T>{{state.x[1], state.x[3]}});
           }
+        }
+        if (!all_finite(seen)) {  // P v once more: its earlier rows must not see the later ones of v
+          FLA_UNROLL
+          for (int n = 0; n < 2 * WM; ++n) {
+            clear(within[n]);
+            const std::uint32_t* v_words = values[n / 2].x + n % 2;
+            columns[n] = {{v_words[0], v_words[2]}};
+          }
+          load_a(low, low_prod + 16 * b * kLdP, kLdP);
+          add_lower_exact(within, low, columns);
+          load_a(P, prod + 16 * b * kLdP, kLdP);
+          add_lower_exact(within, P, columns);
         }
         FLA_UNROLL
         for (int n = 0; n < 2 * WM; ++n) {

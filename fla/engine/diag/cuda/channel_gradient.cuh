@@ -362,7 +362,7 @@ diag_channel_gradient_kernel(const GradientParams x) {
   load_chunk<T, D>(p, a, x.up, x.vector_up, p.V, up, kLd);
   cp_async_commit();
   const auto tiles = [&](const std::uint32_t* kept, int row, int value) {
-    return load_global<4>(kept + std::int64_t{block_x()} * (D * D / 2) + (row * (D / 16) + value) * 128 + 4 * lane);
+    return load_global<4>(kept + block_x() * (D * D / 2) + (row * (D / 16) + value) * 128 + 4 * lane);
   };
 
   // A thread scales a pair of channels of a block.

@@ -248,19 +248,43 @@ diag_head_kernel(const DiagParams p) {
       keep_at_boundary<KP, WM>(p, task, task.from + std::int64_t{chunk + 1} * BT, kValue, row, S);
     }
 
+    std::uint32_t seen = 0;
+    FLA_UNROLL
+    for (int m = 0; m < WM; ++m) {
+      FLA_UNROLL
+      for (int c = 0; c < kRows; ++c) seen = ask_finite<T>(values[m][c].x, seen);
+    }
+    const bool finite = all_finite(seen);
     sync_roles<Tiles::kThreads>();
     if (!want_o) continue;
-    FLA_UNROLL
-    for (int i = 0; i < kRows; ++i) {
+    const auto add_values = [&](int i, int c, bool exact) {
+      FragA<T> x;
+      load_a(x, prod + (16 * i * kLdP + 16 * c), kLdP);
+      FragB<T> columns[2 * WM];
       FLA_UNROLL
-      for (int c = 0; c <= i; ++c) {
-        FragA<T> x;
-        load_a(x, prod + (16 * i * kLdP + 16 * c), kLdP);
+      for (int m = 0; m < WM; ++m) {
+        columns[2 * m] = {{values[m][c].x[0], values[m][c].x[2]}};
+        columns[2 * m + 1] = {{values[m][c].x[1], values[m][c].x[3]}};
+      }
+      if (exact) {
+        add_lower_exact(o[i], x, columns);
+        return;
+      }
+      FLA_UNROLL
+      for (int n = 0; n < 2 * WM; ++n) mma(o[i][n], x, columns[n]);
+    };
+    if (finite) {
+      FLA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
         FLA_UNROLL
-        for (int m = 0; m < WM; ++m) {
-          mma(o[i][2 * m], x, FragB<T>{{values[m][c].x[0], values[m][c].x[2]}});
-          mma(o[i][2 * m + 1], x, FragB<T>{{values[m][c].x[1], values[m][c].x[3]}});
-        }
+        for (int c = 0; c <= i; ++c) add_values(i, c, false);
+      }
+    } else {
+      FLA_UNROLL
+      for (int i = 0; i < kRows; ++i) {
+        FLA_UNROLL
+        for (int c = 0; c < i; ++c) add_values(i, c, false);
+        add_values(i, i, true);
       }
     }
     output.store(chunk, o);

@@ -3,9 +3,11 @@
 //   P = tril(scale q k^T)    o^T = 2^L o (scale S^T q^T + (v o 2^-L)^T P^T)    S^T = 2^L_15 o S^T + (v o 2^(L_15 -
 //   L))^T k
 // A warp owns whole channels, so the gates are its own affair: every factor is applied to fragments in registers. One
-// barrier a tile. v 2^-L has a positive exponent; where it leaves the range of T, the sum over keys is formed from
-// exponents of differences.
+// barrier a tile. v 2^-L has a positive exponent; from the first token on where it leaves the range of T, a token's sum
+// over keys is formed from exponents of differences.
 #pragma once
+
+#include <cmath>
 
 #include "fla/engine/diag/cuda/params.cuh"
 
@@ -54,9 +56,10 @@ FLA_DEVICE GateSums gate_sums(const DiagParams& p, Shared<float> tile, int token
   return s;
 }
 
-// o(channel, query) += 2^(L_query - L_key) P(query, key) v(channel, key), one key after the other.
+// o(channel, query) += 2^(L_query - L_key) P(query, key) v(channel, key) of queries from `first` on, one key after the
+// other.
 template <typename T>
-FLA_DEVICE void exact_values(const GateSums& s, const FragA<T>& v, const FragC (&P)[2], FragC (&o)[2]) {
+FLA_DEVICE void exact_values(const GateSums& s, const FragA<T>& v, const FragC (&P)[2], int first, FragC (&o)[2]) {
   const int g = lane_id() / 4, t = lane_id() % 4;
   FLA_UNROLL
   for (int j = 0; j < 16; ++j) {
@@ -76,7 +79,7 @@ FLA_DEVICE void exact_values(const GateSums& s, const FragA<T>& v, const FragC (
         const float product = shuffle(P[half].x[2 * n + odd], 4 * ((2 * t + e) % 8) + from);
         FLA_UNROLL
         for (int m = 0; m < 2; ++m) {
-          if (j <= i) o[n].x[2 * m + e] += product * key[m] * exp2_approx(s.L[m][n][e] - L[m]);
+          if (j <= i && i >= first) o[n].x[2 * m + e] += product * key[m] * exp2_approx(s.L[m][n][e] - L[m]);
         }
       }
     }
@@ -199,21 +202,47 @@ diag_value_kernel(const DiagParams p) {
             raised.x[w] = pack2<T>(lo, hi);
           }
           const bool exact = ballot(!in_range) != 0;
+          int first = 16;  // token that is out of range
+          if (exact) {
+            FLA_UNROLL
+            for (int w = 3; w >= 0; --w) {
+              FLA_UNROLL
+              for (int e = 1; e >= 0; --e) {
+                const float L = s.L[w % 2][w / 2][e],
+                            x = to_f32(T{static_cast<std::uint16_t>(values[m].x[w] >> (16 * e))}) * exp2_approx(-L);
+                const int token = 8 * (w / 2) + 2 * (lane_id() % 4) + e;
+                if (!(L >= RaisedRange<T>::kLeast && std::fabs(x) <= RaisedRange<T>::kMost) && token < first) {
+                  first = token;
+                }
+              }
+            }
+            FLA_UNROLL
+            for (int by = 16; by > 0; by /= 2) {
+              const int other = shuffle_xor(first, by);
+              first = other < first ? other : first;
+            }
+            const FragA<T> whole = raised;
+            keep_k(raised.x, whole.x, 0, first);
+          }
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
             FLA_UNROLL
             for (int e = 0; e < 4; ++e) o[m][n].x[e] *= p.scale;
           }
-          if (!exact) {
-            mma(o[m][0], raised, b0);
-            mma(o[m][1], raised, b1);
+          FragC with[2] = {o[m][0], o[m][1]};
+          mma(with[0], raised, b0);
+          mma(with[1], raised, b1);
+          FLA_UNROLL
+          for (int n = 0; n < 2; ++n) {
+            FLA_UNROLL
+            for (int e = 0; e < 4; ++e) o[m][n].x[e] = 8 * n + frag_col(e) < first ? with[n].x[e] : o[m][n].x[e];
           }
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
             FLA_UNROLL
             for (int e = 0; e < 4; ++e) o[m][n].x[e] *= exp2_approx(s.L[e / 2][n][e % 2]);
           }
-          if (exact) exact_values(s, values[m], P, o[m]);
+          if (exact) exact_values(s, values[m], P, first, o[m]);
           FLA_UNROLL
           for (int n = 0; n < 2; ++n) {
             FLA_UNROLL

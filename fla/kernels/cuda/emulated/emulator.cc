@@ -514,15 +514,22 @@ Counters& counters() {
   return c;
 }
 
-DeviceBuffer::DeviceBuffer(std::size_t bytes) : bytes_(bytes) {
+Tail& tail() {
+  thread_local Tail t;
+  return t;
+}
+
+DeviceBuffer::DeviceBuffer(std::size_t bytes, bool sparse) : bytes_(bytes) {
   // The end lies against an unmapped page, as near as 16-byte alignment of the start lets it.
   const std::size_t padded = (std::max<std::size_t>(bytes, 1) + 15) / 16 * 16;
   const std::size_t pages = (padded + page_bytes() - 1) / page_bytes() * page_bytes();
   map_bytes_ = pages + 2 * page_bytes();
   map_ = map_pages(map_bytes_, PROT_NONE);
   data_ = map_ + page_bytes() + pages - padded;
-  protect(true);
-  std::memset(map_ + page_bytes(), kPoisonByte, pages);
+  if (!sparse) {
+    protect(true);
+    std::memset(map_ + page_bytes(), kPoisonByte, pages);
+  }
   protect(false);
   buffers().push_back(this);
 }
@@ -564,7 +571,24 @@ Status run(const Launch& l, void (*body)(void*), void* arg) {
   }
   Machine m(l, body, arg);
   m.random_.seed(options().seed);
-  const std::int64_t blocks = l.grid.x * l.grid.y * l.grid.z;
+  const std::int64_t all = l.grid.x * l.grid.y * l.grid.z;
+  Tail& cut = tail();
+  if (cut.mode == Tail::Mode::Note) cut.blocks.push_back(all);
+  std::int64_t blocks = all, parts = 1;
+  if (cut.mode == Tail::Mode::Cut) {
+    if (cut.next == cut.blocks.size()) return bad("a launch that was not noted");
+    blocks = cut.blocks[cut.next++];
+    parts = cut.parts == nullptr ? 1 : cut.parts(l.name);
+    if (blocks > all || blocks % parts != 0 || all % parts != 0) {
+      return bad("grid: expected " + std::to_string(parts) + " parts of at least " + std::to_string(blocks) +
+                 " blocks together, got " + std::to_string(all));
+    }
+  }
+  // The i-th block of those that run.
+  const auto number = [&](std::int64_t i) {
+    const std::int64_t each = blocks / parts, of_part = all / parts;
+    return i / each * of_part + (of_part - each) + i % each;
+  };
   std::vector<std::int64_t> order;
   if (options().shuffle) {
     order.resize(static_cast<std::size_t>(blocks));
@@ -576,7 +600,7 @@ Status run(const Launch& l, void (*body)(void*), void* arg) {
   machine = &m;
   Status status;
   for (std::int64_t i = 0; i < blocks && status.ok(); ++i) {
-    const std::int64_t b = order.empty() ? i : order[static_cast<std::size_t>(i)];
+    const std::int64_t b = number(order.empty() ? i : order[static_cast<std::size_t>(i)]);
     status = m.run_block({b % l.grid.x, b / l.grid.x % l.grid.y, b / (l.grid.x * l.grid.y)});
   }
   machine = nullptr;

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "fla/kernels/cuda/launch.h"
 
@@ -27,6 +28,18 @@ struct Options {
 };
 Options& options();  // of the calling host thread
 
+// A run with offsets that pass 32 bits, without the memory for it. A first run notes the blocks of each launch. A second
+// one, of the same problem behind so many others that they fill a large grid, runs as many of each launch from its end:
+// of the others' tensors only addresses are needed, which no block forms (tests/cuda/far_test.cc).
+struct Tail {
+  enum class Mode : std::uint8_t { Off, Note, Cut } mode = Mode::Off;
+  std::vector<std::int64_t> blocks = {};  // of each launch that was noted
+  std::size_t next = 0;                   // of them, while cutting
+  // Equal parts of this kernel's grid, each of which ends with blocks of the problem.
+  int (*parts)(const char* kernel) = nullptr;
+};
+Tail& tail();  // of the calling host thread
+
 struct Counters {
   std::int64_t launches = 0, blocks = 0, barriers = 0, mma = 0;
 };
@@ -34,10 +47,11 @@ Counters& counters();  // of the calling host thread
 
 // Memory that only kernels may touch: outside launches every access ends the program, inside a launch an access beyond
 // its end is an error of the launch. Starts as NaN. With FLA_CPP_EMULATOR_SHARED set the host may touch it too: for
-// programs that load several builds of the library, each with an emulator of its own.
+// programs that load several builds of the library, each with an emulator of its own. A sparse one starts as zeros and
+// takes memory only where it is touched.
 class DeviceBuffer {
  public:
-  explicit DeviceBuffer(std::size_t bytes);
+  explicit DeviceBuffer(std::size_t bytes, bool sparse = false);
   ~DeviceBuffer();
   DeviceBuffer(const DeviceBuffer&) = delete;
   DeviceBuffer& operator=(const DeviceBuffer&) = delete;

@@ -17,18 +17,20 @@
 #define FLA_UNROLL
 #define FLA_ROLL
 
+#include "fla/kernels/cuda/block_index.cuh"
+
 namespace fla::cuda {
 
 FLA_DEVICE int thread_id() { return emulator::self().thread; }
 FLA_DEVICE int block_threads() { return emulator::self().threads; }
 FLA_DEVICE int lane_id() { return emulator::self().thread % 32; }
 FLA_DEVICE int warp_id() { return emulator::self().thread / 32; }
-FLA_DEVICE int block_x() { return static_cast<int>(emulator::self().block.x); }
-FLA_DEVICE int block_y() { return static_cast<int>(emulator::self().block.y); }
-FLA_DEVICE int block_z() { return static_cast<int>(emulator::self().block.z); }
-FLA_DEVICE int grid_x() { return static_cast<int>(emulator::self().grid.x); }
-FLA_DEVICE int grid_y() { return static_cast<int>(emulator::self().grid.y); }
-FLA_DEVICE int grid_z() { return static_cast<int>(emulator::self().grid.z); }
+FLA_DEVICE BlockIndex block_x() { return {static_cast<int>(emulator::self().block.x)}; }
+FLA_DEVICE BlockIndex block_y() { return {static_cast<int>(emulator::self().block.y)}; }
+FLA_DEVICE BlockIndex block_z() { return {static_cast<int>(emulator::self().block.z)}; }
+FLA_DEVICE BlockIndex grid_x() { return {static_cast<int>(emulator::self().grid.x)}; }
+FLA_DEVICE BlockIndex grid_y() { return {static_cast<int>(emulator::self().grid.y)}; }
+FLA_DEVICE BlockIndex grid_z() { return {static_cast<int>(emulator::self().grid.z)}; }
 
 // ---- shared memory
 
@@ -240,6 +242,12 @@ FLA_DEVICE float to_tf32(float x) {
   const std::uint32_t u = float_to_bits(x);
   if ((u & 0x7f800000U) == 0x7f800000U) return x;
   return bits_to_float((u + 0x1000U) & 0xffffe000U);  // nearest, ties away from zero
+}
+
+template <typename T>
+FLA_DEVICE std::uint32_t add_zero_of(std::uint32_t y, std::uint32_t x) {
+  const auto half = [](std::uint32_t w, int i) { return to_float(T{static_cast<std::uint16_t>(w >> (16 * i))}); };
+  return pack2<T>(half(y, 0) + 0.0F * half(x, 0), half(y, 1) + 0.0F * half(x, 1));
 }
 
 // ---- tensor cores
