@@ -30,6 +30,7 @@
 #include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule.h"
 #include "fla/ops/precond_kda/precond_kda.h"
 #include "fla/ops/retention/retention.h"
+#include "fla/ops/rwkv6/rwkv6.h"
 #include "fla/ops/rwkv7/rwkv7.h"
 #include "fla/ops/simple_gla/simple_gla.h"
 #include "fla/registry/function.h"

@@ -138,6 +138,20 @@ void join(const Case& c, Outcome& whole, const Outcome& part, std::int64_t begin
   }
 }
 
+// The gradient of what all tokens share is the sum over the parts.
+bool is_shared(const Case& c, const std::string& tensor) {
+  const ArgSpec* a = c.spec().find_arg(tensor.substr(tensor.find('.') + 1));
+  return a != nullptr && std::ranges::none_of(a->dims, [](const std::string& d) { return d == "B" || d == "N"; });
+}
+
+Buffer sum(const TensorView& a, const TensorView& b) {
+  std::vector<double> x = tools::values(a), y = tools::values(b);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] += y[i];
+  Buffer s(a.dtype, {a.dims().begin(), a.dims().end()});
+  tools::assign(s.view(), x);
+  return s;
+}
+
 std::vector<Case> state_cases(const FunctionSpec& spec) {
   std::vector<Case> list = {
       with_states(make_case(spec.name, sizes(2, 70, 2, 20, 17))),
@@ -201,6 +215,8 @@ void Split(const Registry::Entry& e) {
         if (!d1.ok()) return expect_ok(d1, what);
         join(c, joined_gradients, d2, at, T);
         join(c, joined_gradients, d1, 0, T);
+        for (const auto& [name, b] : d1.tensors)
+          if (is_shared(c, name)) joined_gradients.tensors.insert_or_assign(name, sum(b.view(), d2[name]));
         expect_close(gradients, joined_gradients, kClose, what + ", gradients");
       }
     }

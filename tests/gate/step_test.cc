@@ -16,6 +16,7 @@ std::string recurrent_form(const std::string& step) {
   static const std::map<std::string, std::string> forms = {{"gdn_step", "fused_recurrent_gated_delta_rule"},
                                                            {"kda_step", "fused_recurrent_kda"},
                                                            {"gla_step", "fused_recurrent_gla"},
+                                                           {"rwkv6_step", "fused_recurrent_rwkv6"},
                                                            {"rwkv7_step", "fused_recurrent_rwkv7"},
                                                            {"delta_step", "fused_recurrent_delta_rule"},
                                                            {"lightning_step", "fused_recurrent_lightning_attn"},

@@ -53,6 +53,8 @@ def step(family, x, flags, S0, b, t, h):
         decay = [math.exp(x["g"][b, t, h, i]) for i in range(K)]
     elif family == "gla":
         decay = [math.exp(x["gk"][b, t, h, i]) for i in range(K)]
+    elif family == "rwkv6":
+        decay = [math.exp(x["w"][b, t, h, i]) for i in range(K)]
     elif family == "lightning_attn":
         decay = [math.exp(-(8 / H) * (1 - flags["layer_idx"] / flags["num_layers"]) * h)] * K
     D = [[decay[i] * S0[i][j] for j in range(V)] for i in range(K)]
@@ -66,12 +68,14 @@ FAMILIES = {
     "gated_delta_rule": ("gdn_step", {"g": (B, T, H), "beta": (B, T, H)}, {}),
     "kda": ("kda_step", {"g": (B, T, H, K), "beta": (B, T, H)}, {}),
     "gla": ("gla_step", {"gk": (B, T, H, K)}, {}),
+    "rwkv6": ("rwkv6_step", {"w": (B, T, H, K), "u": (H, K)}, {}),
     "rwkv7": ("rwkv7_step", {"w": (B, T, H, K), "a": (B, T, H, K), "b": (B, T, H, K)}, {}),
     "delta_rule": ("delta_step", {"beta": (B, T, H)}, {}),
     "lightning_attn": ("lightning_step", {}, {"layer_idx": 3, "num_layers": 12}),
     "simple_gla": ("simple_gla_step", {"g": (B, T, H)}, {}),
 }
-RANGES = {"g": (-48, 0), "gk": (-48, 0), "w": (-48, 0), "beta": (4, 60), "a": (-12, 12), "b": (-12, 12)}
+RANGES = {"g": (-48, 0), "gk": (-48, 0), "w": (-48, 0), "beta": (4, 60), "a": (-12, 12), "b": (-12, 12),
+          "u": (-64, 64)}
 
 
 def write(path, tensors, metadata):
@@ -87,7 +91,7 @@ def write(path, tensors, metadata):
 
 def record(family, function, extra, flags):
     rng = random.Random(function)
-    query = "r" if family == "rwkv7" else "q"
+    query = "r" if family in ("rwkv6", "rwkv7") else "q"
     x = {query: Tensor((B, T, H, K), draw(rng, (B, T, H, K), -64, 64)),
          "k": Tensor((B, T, H, K), draw(rng, (B, T, H, K), -16, 16)),
          "v": Tensor((B, T, H, V), draw(rng, (B, T, H, V), -64, 64))}
@@ -105,9 +109,15 @@ def record(family, function, extra, flags):
             start = TABLE[b][ACCEPTED[b] - 1]
             now = [[state[start, h, i, j] for j in range(V)] for i in range(K)]
             for t in range(T):
+                read = now
                 now = step(family, x, flags, now, b, t, h)
+                if family == "rwkv6":  # the state before the token, and the token itself through its bonus
+                    read = [[read[i][j] + x["u"][h, i] * x["k"][b, t, h, i] * x["v"][b, t, h, j] for j in range(V)]
+                            for i in range(K)]
+                else:
+                    read = now
                 for j in range(V):
-                    o[b, t, h, j] = scale * sum(now[i][j] * x[query][b, t, h, i] for i in range(K))
+                    o[b, t, h, j] = scale * sum(read[i][j] * x[query][b, t, h, i] for i in range(K))
                     for i in range(K):
                         steps[b, t, h, i, j] = after[TABLE[b][t], h, i, j] = now[i][j]
     tensors = {name: ("F32", t) for name, t in x.items()}

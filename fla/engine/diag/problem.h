@@ -1,6 +1,8 @@
 // The diagonal-decay recurrence (form W), the problem that linear_attn, retention, lightning_attn, simple_gla and gla
 // all hand to a backend:
 //   S_t = e^{gk_t} (x) e^{gv_t} o S_{t-1} + k_t v_t^T        (1)   o_t = scale * S_t^T q_t        (2)
+// or, with a bonus u for the current token, read before the update:
+//   o_t = scale * (S_{t-1} + (u o k_t) v_t^T)^T q_t          (2')
 // A family's file translates its arguments into a DiagProblem; a backend knows no family.
 #pragma once
 
@@ -51,6 +53,7 @@ struct DiagProblem {
   TensorView gk;    // [B, T, H, K]  log gate per key channel
   TensorView gv;    // [B, T, H, V]  log gate per value channel
   HeadDecay head;
+  TensorView u;   // [H, K]        (2') instead of (2); with gk, without gv
   TensorView h0;  // [N, H, K, V] by strides (a value-first layout arrives as swapped strides); absent = zeros
   // Step form, forward in time: h0 and ht are pools, and which of their rows are meant.
   const SlotTable* pool = nullptr;
@@ -77,6 +80,7 @@ struct DiagBackwardProblem : DiagProblem {
   TensorView dg;      // [B, T, H]
   TensorView dgk;     // [B, T, H, K]
   TensorView dgv;     // [B, T, H, V]
+  TensorView du;      // [H, K]
   TensorView dh0;     // [N, H, K, V]
 
   DiagBackwardProblem() = default;

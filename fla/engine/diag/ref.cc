@@ -47,6 +47,7 @@ struct Walk {
   double q(std::int64_t t, std::int64_t i) const { return load(p.q, span.row, row(t), h, i); }
   double k(std::int64_t t, std::int64_t i) const { return load(p.k, span.row, row(t), h, i); }
   double v(std::int64_t t, std::int64_t j) const { return load(p.v, span.row, row(t), h, j); }
+  double bonus(std::int64_t i) const { return load(p.u, h, i); }
 
   void start(double* S) const {
     const std::int64_t from = p.slots().source(n);
@@ -88,6 +89,19 @@ std::size_t backward_doubles(const DiagBackwardProblem& p) {
   return static_cast<std::size_t>(2 * p.K * p.V + p.T * (p.K + p.V));
 }
 
+// (2) after the update of token t, (2') before it.
+void read(const Walk& w, const double* S, std::int64_t t, bool padding) {
+  const DiagProblem& p = w.p;
+  for (std::int64_t j = 0; j < p.V; ++j) {
+    double o = 0.0;
+    for (std::int64_t i = 0; !padding && i < p.K; ++i) {
+      const double own = p.u ? w.bonus(i) * w.k(t, i) * w.v(t, j) : 0.0;
+      o += (S[i * p.V + j] + own) * w.q(t, i);
+    }
+    store(p.o, padding ? 0.0 : p.scale * o, w.span.row, w.row(t), w.h, j);
+  }
+}
+
 void forward_one(const Walk& w, double* S) {
   const DiagProblem& p = w.p;
   const std::int64_t L = w.span.length;
@@ -98,23 +112,20 @@ void forward_one(const Walk& w, double* S) {
     w.start(S);
   }
   for (std::int64_t t = 0; t < L; ++t) {
+    if (p.o && p.u) read(w, S, t, padding);
     if (!padding) {
       w.advance(S, t);
       if (const std::int64_t to = p.slots().target(w.n, t, L); p.ht && to >= 0) w.write_state(p.ht, S, to);
     }
     if (p.slots().steps) w.write_step(t, S);
-    if (!p.o) continue;
-    for (std::int64_t j = 0; j < p.V; ++j) {  // (2)
-      double o = 0.0;
-      for (std::int64_t i = 0; i < p.K; ++i) o += S[i * p.V + j] * w.q(t, i);
-      store(p.o, padding ? 0.0 : p.scale * o, w.span.row, w.row(t), w.h, j);
-    }
+    if (p.o && !p.u) read(w, S, t, padding);
   }
   if (p.ht && L == 0 && !p.slots().indices) w.write_state(p.ht, S, w.n);
 }
 
 // Upwards in t with S: dq. Downwards with D, the gradient of S_t: dk, dv, dh0. The gates' gradients follow from
 //   dgk_t = sum_{i >= t} (q_i o dq_i - k_i o dk_i) + rowsum(S_T o dS_T),  dgv_t likewise with (o o do - v o dv)
+// Of (2'), where q_t meets S_{t-1}: the queries' sum starts behind t, and the bonus' parts stay out of both.
 void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memory) {
   const Walk w(p, task);
   const std::int64_t L = w.span.length, K = p.K, V = p.V;
@@ -126,13 +137,21 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
   double* by_key = D + K * V;         // [L, K]: q o dq - k o dk
   double* by_value = by_key + L * K;  // [L, V]: o o do - v o dv
 
+  // scale <v_t, do_t>, what the bonus' gradients share.
+  const auto own = [&](std::int64_t t) {
+    double sum = 0.0;
+    for (std::int64_t j = 0; p.u && j < V; ++j) sum += p.scale * w.v(t, j) * upstream(t, j);
+    return sum;
+  };
   w.start(S);
   for (std::int64_t t = 0; t < L; ++t) {
-    w.advance(S, t);
+    if (!p.u) w.advance(S, t);
+    const double m = own(t);
     for (std::int64_t i = 0; i < K; ++i) {
       double dq = 0.0;
       for (std::int64_t j = 0; j < V; ++j) dq += p.scale * S[i * V + j] * upstream(t, j);
       by_key[t * K + i] = w.q(t, i) * dq;
+      if (p.u) dq += m * w.bonus(i) * w.k(t, i);
       if (p.dq) store(p.dq, dq, w.span.row, w.row(t), w.h, i);
     }
     for (std::int64_t j = 0; j < V; ++j) {
@@ -140,6 +159,7 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
       for (std::int64_t i = 0; i < K; ++i) o += p.scale * S[i * V + j] * w.q(t, i);
       by_value[t * V + j] = o * upstream(t, j);
     }
+    if (p.u) w.advance(S, t);
   }
 
   for (std::int64_t i = 0; i < K; ++i)
@@ -152,27 +172,40 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
       value_sum[static_cast<std::size_t>(j)] += S[i * V + j] * D[i * V + j];
     }
 
-  for (std::int64_t t = L - 1; t >= 0; --t) {
+  const auto add_read = [&](std::int64_t t) {
     for (std::int64_t i = 0; i < K; ++i)
       for (std::int64_t j = 0; j < V; ++j) D[i * V + j] += p.scale * w.q(t, i) * upstream(t, j);
+  };
+  for (std::int64_t t = L - 1; t >= 0; --t) {
+    if (!p.u) add_read(t);
+    const double m = own(t);
+    double reads_own = 0.0;  // scale <q_t, u o k_t>
+    for (std::int64_t i = 0; p.u && i < K; ++i) reads_own += p.scale * w.q(t, i) * w.bonus(i) * w.k(t, i);
     for (std::int64_t i = 0; i < K; ++i) {
       double dk = 0.0;
       for (std::int64_t j = 0; j < V; ++j) dk += D[i * V + j] * w.v(t, j);
-      by_key[t * K + i] -= w.k(t, i) * dk;
+      if (p.u) {
+        key_sum[static_cast<std::size_t>(i)] -= w.k(t, i) * dk;
+        dk += m * w.bonus(i) * w.q(t, i);
+      } else {
+        by_key[t * K + i] -= w.k(t, i) * dk;
+      }
       if (p.dk) store(p.dk, dk, w.span.row, w.row(t), w.h, i);
     }
     for (std::int64_t j = 0; j < V; ++j) {
       double dv = 0.0;
       for (std::int64_t i = 0; i < K; ++i) dv += D[i * V + j] * w.k(t, i);
+      dv += reads_own * upstream(t, j);
       by_value[t * V + j] -= w.v(t, j) * dv;
       if (p.dv) store(p.dv, dv, w.span.row, w.row(t), w.h, j);
     }
     double head_sum = 0.0;
     for (std::int64_t i = 0; i < K; ++i) {
       auto& sum = key_sum[static_cast<std::size_t>(i)];
-      sum += by_key[t * K + i];
+      if (!p.u) sum += by_key[t * K + i];
       head_sum += sum;
       if (p.dgk) store(p.dgk, sum, w.span.row, w.row(t), w.h, i);
+      if (p.u) sum += by_key[t * K + i];
     }
     if (p.dg) store(p.dg, head_sum, w.span.row, w.row(t), w.h);
     for (std::int64_t j = 0; j < V; ++j) {
@@ -184,8 +217,25 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
       const double decay = w.key_decay(t, i);
       for (std::int64_t j = 0; j < V; ++j) D[i * V + j] *= decay * w.value_decay(t, j);
     }
+    if (p.u) add_read(t);
   }
   if (p.dh0) w.write_state(p.dh0, D, w.n);
+}
+
+// du = sum over sequences and tokens of scale <v_t, do_t> q_t o k_t.
+void bonus_gradient(const DiagBackwardProblem& p) {
+  std::vector<double> sum(static_cast<std::size_t>(p.H * p.K), 0.0);
+  for (std::int64_t task = 0; task < p.N * p.H; ++task) {
+    const Walk w(p, task);
+    for (std::int64_t t = 0; t < w.span.length; ++t) {
+      double m = 0.0;
+      for (std::int64_t j = 0; j < p.V; ++j)
+        m += p.scale * w.v(t, j) * (p.do_ ? load(p.do_, w.span.row, w.row(t), w.h, j) : 0.0);
+      for (std::int64_t i = 0; i < p.K; ++i) sum[static_cast<std::size_t>(w.h * p.K + i)] += m * w.q(t, i) * w.k(t, i);
+    }
+  }
+  for (std::int64_t h = 0; h < p.H; ++h)
+    for (std::int64_t i = 0; i < p.K; ++i) store(p.du, sum[static_cast<std::size_t>(h * p.K + i)], h, i);
 }
 
 }  // namespace
@@ -207,6 +257,7 @@ Status diag_backward(const DiagBackwardProblem& p, ThreadPool& pool, std::span<s
   pool.run(p.N * p.H, [&](std::int64_t task, int worker) {
     backward_one(p, task, scratch(workspace, worker, backward_doubles(p)));
   });
+  if (p.du) bonus_gradient(p);
   return {};
 }
 

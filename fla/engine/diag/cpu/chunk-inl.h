@@ -86,6 +86,9 @@ struct ChunkTiles {
   float* decay = nullptr;           // [pad_up(K)] e^{G_C}
   float* ep = nullptr;              // [pad_up(K)] e^{current anchor}
   float* rel = nullptr;             // [2, pad_up(K)] G - anchor of the current row
+  float* u = nullptr;               // [pad_up(K)] bonus; Read::Before
+  float* ex = nullptr;              // [pad_up(K)] e^{G - anchor} of the row before; Read::Before
+  float* own = nullptr;             // [token_ld] scale <q_i, u o k_i>; Read::Before
   float* eg = nullptr;              // [token_ld] e^{G_i}; head gate
   float* ec = nullptr;              // [token_ld] e^{G_C - G_i}; head gate
   double* gsum = nullptr;           // [token_ld] G_i; head gate
@@ -115,6 +118,9 @@ struct ChunkTiles {
     decay = arena.floats(kp);
     ep = arena.floats(kp);
     rel = arena.floats(2 * kp);
+    u = arena.floats(kp);
+    ex = arena.floats(kp);
+    own = arena.floats(lt);
     segment = arena.take<std::int64_t>(BT + 1);
   }
 };
@@ -122,6 +128,7 @@ struct ChunkTiles {
 struct ChunkGate {
   Rows rows;           // g or gk
   double gamma = 0.0;  // HeadDecay
+  Rows u;              // one row: the bonus
 };
 
 // gsum, eg, ec of a head gate.
@@ -160,7 +167,10 @@ constexpr float kSegmentRange = 30.0F;
 // multiplied by e^{new - old} <= 1, where underflow to 0 is right. So no exponent exceeds the range, sums of gates are
 // only ever taken within a segment (differences keep their digits beside gates of -1000), and what row i gets depends
 // on rows <= i only.
-template <KeyGate kGate>
+//
+// Read::Before: row i's query has the decay of row i - 1, so it belongs to that row's segment, and its score with its
+// own key is the bonus. Row 0 meets no key and has no decay.
+template <KeyGate kGate, Read kRead = Read::After>
 HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, const ChunkGate& gate, std::int64_t t0,
                               std::int64_t C, float scale, bool want_q) {
   const hn::ScalableTag<float> d;
@@ -226,16 +236,22 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
     if (t.jump != nullptr) std::fill(t.jump, t.jump + kp, 1.0F);
     bool entry = true;
     std::int64_t start = 0;
+    if constexpr (kRead == Read::Before) {
+      load_rows(gate.u, 0, 1, 0, K, t.u, kp);
+      std::fill(t.ex, t.ex + kp, 1.0F);
+    }
 
     const auto close = [&](std::int64_t end) HWY_ATTR {
       if (end == start) return;
       t.segment[t.segments++] = start;
       transpose(t.ka + start * kp, kp, end - start, K, t.kt + start, lt);
       if (!want_q) return;
-      gemm<false>(end - start, end, {t.qa + start * kp, kp, t.kt, lt, K}, {}, Tri::None, {}, t.a + start * lt, lt,
+      const std::int64_t first = kRead == Read::Before ? start + 1 : start;
+      const std::int64_t last = kRead == Read::Before ? std::min(end + 1, C) : end;
+      gemm<false>(last - first, end, {t.qa + first * kp, kp, t.kt, lt, K}, {}, Tri::None, {}, t.a + first * lt, lt,
                   start);
       if (entry && t.qe == t.qa) return;
-      for (std::int64_t i = start; i < end; ++i) {
+      for (std::int64_t i = first; i < last; ++i) {
         for (std::int64_t c = 0; c < kp; c += lanes) {
           hn::StoreU(hn::Mul(hn::LoadU(d, t.ep + c), hn::LoadU(d, t.qa + i * kp + c)), d, t.qe + i * kp + c);
         }
@@ -252,6 +268,17 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
     for (std::int64_t i = 0; i < C; ++i) {
       const float* g = t.g + i * kp;
       auto inside = hn::Eq(one, one);
+      if constexpr (kRead == Read::Before) {
+        auto sum = hn::Zero(d);
+        for (std::int64_t c = 0; want_q && c < kp; c += lanes) {
+          const auto q = hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c));
+          sum = hn::MulAdd(hn::Mul(hn::LoadU(d, t.u + c), hn::LoadU(d, t.k + i * kp + c)), q, sum);
+          const auto decayed = hn::Mul(q, hn::LoadU(d, t.ex + c));
+          hn::StoreU(decayed, d, t.qa + i * kp + c);
+          if (i == 0) hn::StoreU(decayed, d, t.qe + c);
+        }
+        t.own[i] = hn::GetLane(hn::SumOfLanes(d, sum));
+      }
       for (std::int64_t c = 0; c < kp; c += lanes) {
         const auto x = hn::Add(hn::LoadU(d, rel + c), hn::LoadU(d, g + c));
         hn::StoreU(x, d, next + c);
@@ -265,7 +292,9 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
           hn::StoreU(x, d, rel + c);
           if (e != nullptr) hn::StoreU(ex, d, e + c);
           if (i == C - 1) hn::StoreU(ex, d, t.decay + c);
-          if (want_q) hn::StoreU(hn::Mul(hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c)), ex), d, t.qa + i * kp + c);
+          if (kRead == Read::Before) hn::StoreU(ex, d, t.ex + c);
+          if (kRead == Read::After && want_q)
+            hn::StoreU(hn::Mul(hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c)), ex), d, t.qa + i * kp + c);
           hn::StoreU(hn::Div(hn::LoadU(d, t.k + i * kp + c), ex), d, t.ka + i * kp + c);
         }
         continue;
@@ -279,7 +308,9 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
         hn::StoreU(hn::Zero(d), d, rel + c);
         if (e != nullptr) hn::StoreU(one, d, e + c);
         if (i == C - 1) hn::StoreU(one, d, t.decay + c);
-        if (want_q) hn::StoreU(hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c)), d, t.qa + i * kp + c);
+        if (kRead == Read::Before) hn::StoreU(one, d, t.ex + c);
+        if (kRead == Read::After && want_q)
+          hn::StoreU(hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c)), d, t.qa + i * kp + c);
         if (t.ka != t.k) hn::StoreU(hn::LoadU(d, t.k + i * kp + c), d, t.ka + i * kp + c);
       }
       scale_keys(jump, i);
@@ -292,6 +323,7 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
     for (std::int64_t c = 0; c < kp; c += lanes) {
       hn::StoreU(hn::Mul(hn::LoadU(d, t.ep + c), hn::LoadU(d, t.decay + c)), d, t.decay + c);
     }
+    for (std::int64_t i = 0; kRead == Read::Before && want_q && i < C; ++i) t.a[i * lt + i] = t.own[i];
   }
 }
 

@@ -65,7 +65,7 @@ struct ForwardTiles {
   }
 };
 
-template <KeyGate kGate>
+template <KeyGate kGate, Read kRead = Read::After>
 HWY_NOINLINE void forward_task(const DiagProblem& p, const ForwardPlan& f, ForwardTiles& w, std::int64_t n,
                                std::int64_t h_begin, std::int64_t heads, std::int64_t part) {
   const std::int64_t K = p.K, kp = pad_up(K), lt = token_ld(f.BT);
@@ -90,8 +90,8 @@ HWY_NOINLINE void forward_task(const DiagProblem& p, const ForwardPlan& f, Forwa
     head[j].k = token_rows(p.k, p, s, h);
     head[j].v = token_rows(p.v, p, s, h);
     head[j].o = token_rows(p.o, p, s, h);
-    if (kGate == KeyGate::Channel) head[j].gate.rows = token_rows(p.gk, p, s, h);
-    if (kGate == KeyGate::Head) head[j].gate = {token_rows(p.g, p, s, h), p.g ? 0.0 : p.head.at(h)};
+    if (kGate == KeyGate::Channel) head[j].gate = {token_rows(p.gk, p, s, h), 0.0, bonus_row(p, h)};
+    if (kGate == KeyGate::Head) head[j].gate = {token_rows(p.g, p, s, h), p.g ? 0.0 : p.head.at(h), {}};
     const Rows h0 = state_rows(p.h0, n, h);
     for (std::int64_t i = 0; i < panels; ++i) {
       load_panel(h0, K, (first + i) * kBV, width_of(i), w.state + j * state_size + i * kp * kBV, w.tmp);
@@ -118,7 +118,7 @@ HWY_NOINLINE void forward_task(const DiagProblem& p, const ForwardPlan& f, Forwa
       if (want_o) load_rows(x.q, t0, C, 0, K, w.chunk.q, kp);
       load_rows(x.k, t0, C, 0, K, w.chunk.k, kp);
       load_rows(x.v, t0, C, v_begin, v_count, w.v, ldv);
-      prepare_chunk<kGate>(w.chunk, f.BT, K, x.gate, t0, C, scale, want_o);
+      prepare_chunk<kGate, kRead>(w.chunk, f.BT, K, x.gate, t0, C, scale, want_o);
       for (std::int64_t i = 0; i < panels; ++i) {
         float* state = w.state + j * state_size + i * kp * kBV;
         const float* vi = w.v + i * kBV;
@@ -160,7 +160,9 @@ void forward(const DiagProblem& p, const ForwardPlan& f, ThreadPool& pool, std::
     switch (gate) {
       case KeyGate::None: return forward_task<KeyGate::None>(p, f, w, n, h, heads, part);
       case KeyGate::Head: return forward_task<KeyGate::Head>(p, f, w, n, h, heads, part);
-      case KeyGate::Channel: return forward_task<KeyGate::Channel>(p, f, w, n, h, heads, part);
+      case KeyGate::Channel:
+        if (p.u) return forward_task<KeyGate::Channel, Read::Before>(p, f, w, n, h, heads, part);
+        return forward_task<KeyGate::Channel>(p, f, w, n, h, heads, part);
     }
   });
 }

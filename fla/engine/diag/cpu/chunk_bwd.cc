@@ -9,7 +9,8 @@
 //          transposed
 // gates    dg_t is the sum over all pairs (source before t, use at or after t). The diagonal pairs (i, i) and the
 //          sources at or after t are left out of the sums from the start: with strong gates dg is far smaller than
-//          they are, and their difference would be rounding noise
+//          they are, and their difference would be rounding noise. With a bonus (Read::Before) the pairs (i, i - 1)
+//          have no decay between them either and are left out as well
 #include <algorithm>
 #include <cstdint>
 
@@ -76,8 +77,9 @@ struct BackwardTiles {
   float* tau = nullptr;     // [BT, kp] D v_j
   float* ke = nullptr;      // [BT, kp] k e^{G_C - G}; pass A
   float* gates = nullptr;   // [BT, kp] sum_{j<t} k_j tau_j, then dgk
-  float* row = nullptr;     // [4, kp]
+  float* row = nullptr;     // [5, kp]
   float* delta = nullptr;   // [BT] <do_i, v_i>
+  float* near = nullptr;    // [BT + 1] <do_i, v_{i-1}>, 0 at both ends; Read::Before
   float* tmp = nullptr;     // [kPad + 4, pad_up(V)]
 
   // Few tiles, so that L2 has room for a state, D and the next inputs: results take the memory of what is used up.
@@ -95,8 +97,9 @@ struct BackwardTiles {
     tau = arena.floats(rows * kp);
     ke = gate == KeyGate::None ? chunk.k : chunk.qe;
     gates = chunk.qe;
-    row = arena.floats(4 * kp);
+    row = arena.floats(5 * kp);
     delta = arena.floats(b.BT);
+    near = arena.floats(b.BT + 1);
     tmp = arena.floats((kPad + 4) * ldv);
   }
 };
@@ -114,6 +117,8 @@ struct BackwardHead {
   ChunkGate gate;
   float* states = nullptr;  // [chunks][panels][pad_up(V), ldp]
   float* d = nullptr;       // [panels][pad_up(V), ldp]
+  double* du = nullptr;     // [K] of this sequence; absent: not wanted
+  bool dh0 = false;         // whether D's last value is wanted
 };
 
 // sum[c] = sum_j x[j, c] y[j, c]
@@ -197,24 +202,30 @@ HWY_NOINLINE void backward_advance(const DiagBackwardProblem& p, const BackwardP
   }
 }
 
-// dq and u from dA, segment by segment; dq holds the part of S_0, before e^{anchor}.
-template <KeyGate kGate>
-HWY_NOINLINE void backward_scores(const BackwardTiles& w, ChunkTiles& t, std::int64_t K, std::int64_t lt, float* anchor,
-                                  bool want_dq, bool want_dk) {
+// dq and u from dA, segment by segment; dq holds the part of S_0, before e^{anchor}. The queries of a segment's keys
+// are their own rows or, with Read::Before, one row later each: row 0 then has no keys and no anchor.
+template <KeyGate kGate, Read kRead>
+HWY_NOINLINE void backward_scores(const BackwardTiles& w, ChunkTiles& t, std::int64_t C, std::int64_t K,
+                                  std::int64_t lt, float* anchor, bool want_dq, bool want_dk) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), kp = pad_up(K);
+  constexpr std::int64_t kLater = kRead == Read::Before ? 1 : 0;
+  const auto end_of = [C](std::int64_t last) { return std::min(last + kLater, C); };
   const auto keys = [&](std::int64_t first, std::int64_t last) HWY_ATTR {
-    const float* da = w.da + first * lt;
-    gemm<false>(last - first, kp, {da, lt, t.ka, kp, first}, {da + first, lt, t.ka + first * kp, kp, 0}, Tri::Lower,
-                {w.dq + first * kp, kp, kGate == KeyGate::Head ? t.eg : nullptr}, w.dq + first * kp, kp);
+    const std::int64_t row = first + kLater;
+    const float* da = w.da + row * lt;
+    float* dq = w.dq + row * kp;
+    gemm<false>(end_of(last) - row, kp, {da, lt, t.ka, kp, first}, {da + first, lt, t.ka + first * kp, kp, 0},
+                Tri::Lower, {dq, kp, kGate == KeyGate::Head ? t.eg : nullptr}, dq, kp);
   };
   const auto queries = [&](std::int64_t first, std::int64_t last, bool newest) HWY_ATTR {
-    const float* da = w.da + first * lt;
-    const float* qa = t.qa + first * kp;
+    const std::int64_t row = first + kLater, rows = end_of(last) - row;
+    const float* da = w.da + row * lt;
+    const float* qa = t.qa + row * kp;
     if (first > 0) {
-      gemm<true>(first, kp, {da, lt, qa, kp, last - first}, {}, Tri::None, {newest ? nullptr : w.u, kp}, w.u, kp);
+      gemm<true>(first, kp, {da, lt, qa, kp, rows}, {}, Tri::None, {newest ? nullptr : w.u, kp}, w.u, kp);
     }
-    gemm<true>(last - first, kp, {}, {da + first, lt, qa, kp, last - first}, Tri::Upper,
+    gemm<true>(last - first, kp, {}, {da + first, lt, qa, kp, rows}, Tri::Upper,
                {newest ? nullptr : w.u + first * kp, kp}, w.u + first * kp, kp);
   };
   if constexpr (kGate != KeyGate::Channel) {
@@ -230,7 +241,7 @@ HWY_NOINLINE void backward_scores(const BackwardTiles& w, ChunkTiles& t, std::in
       hn::StoreU(hn::Mul(hn::LoadU(d, jump + c), hn::LoadU(d, anchor + c)), d, anchor + c);
     }
     if (g > 0) scale_by_row(t.ka, kp, 0, first, jump);
-    scale_by_row(w.dq, kp, first, last, anchor);
+    scale_by_row(w.dq, kp, first + kLater, end_of(last), anchor);
     keys(first, last);
   }
   for (std::int64_t g = t.segments - 1; want_dk && g >= 0; --g) {
@@ -242,7 +253,7 @@ HWY_NOINLINE void backward_scores(const BackwardTiles& w, ChunkTiles& t, std::in
 }
 
 // Pass B: chunk [t0, t0 + C) of one head, with the state that enters it; D is carried to the chunk before.
-template <KeyGate kGate>
+template <KeyGate kGate, Read kRead>
 HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPlan& b, BackwardTiles& w,
                                  const BackwardHead& x, std::int64_t t0, std::int64_t C, const float* states,
                                  Prefetcher& ahead) {
@@ -250,7 +261,9 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t K = p.K, V = p.V, kp = pad_up(K), lt = token_ld(b.BT), ldv = pad_up(V), BT = b.BT;
   const float scale = static_cast<float>(p.scale);
-  const bool want_dg = static_cast<bool>(x.dg), want_dq = x.dq || want_dg, want_dk = x.dk || want_dg;
+  constexpr bool kBefore = kRead == Read::Before;
+  const bool want_dg = static_cast<bool>(x.dg), want_du = kBefore && x.du != nullptr;
+  const bool want_dq = x.dq || want_dg || want_du, want_dk = x.dk || want_dg;
   ChunkTiles& t = w.chunk;
   load_rows(x.q, t0, C, 0, K, t.q, kp);
   load_rows(x.k, t0, C, 0, K, t.k, kp);
@@ -260,7 +273,9 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
   } else {
     std::fill(w.do_, w.do_ + C * ldv, 0.0F);
   }
-  prepare_chunk<kGate>(t, BT, K, x.gate, t0, C, scale, true);
+  // Queries alone need neither scores nor D.
+  const bool want_sources = want_dk || x.dv || x.dh0;
+  prepare_chunk<kGate, kRead>(t, BT, K, x.gate, t0, C, scale, want_sources || kGate != KeyGate::Channel);
   for (std::int64_t i = 0; i < C; ++i) std::fill(t.a + i * lt + i + 1, t.a + (i + 1) * lt, 0.0F);
 
   if (want_dq || want_dk) {
@@ -272,8 +287,10 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
       for (std::int64_t j = 0; kGate == KeyGate::Head && j < i; j += lanes) {
         hn::StoreU(hn::Mul(hn::LoadU(d, t.mask + i * lt + j), hn::LoadU(d, da + j)), d, da + j);
       }
-      std::fill(da + i, da + lt, 0.0F);
+      if (kBefore) w.near[i] = i > 0 ? da[i - 1] : 0.0F;
+      std::fill(da + (kBefore && i > 0 ? i - 1 : i), da + lt, 0.0F);
     }
+    if (kBefore) w.near[C] = 0.0F;
   }
   float* rowsum = w.row;  // rowsum_v(S_0 o D)
   for (std::int64_t i = 0; i < b.panels; ++i) {
@@ -286,6 +303,7 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
     if (x.dv) {
       gemm<false>(V, C, {D, b.ldp, t.kt + k0 * lt, lt, width}, {}, Tri::None, {i == 0 ? nullptr : w.vt, lt}, w.vt, lt);
     }
+    if (!want_sources) continue;
     gemm<true>(V, padded, {w.do_, ldv, t.qe + k0, kp, C}, {}, Tri::None,
                {D, b.ldp, nullptr, kGate == KeyGate::None ? nullptr : t.decay + k0}, D, b.ldp, -1, &ahead);
   }
@@ -295,14 +313,17 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
     store_rows(w.v, ldv, x.dv, t0, C, 0, V);
   }
   if (!want_dq && !want_dk) return;
-  backward_scores<kGate>(w, t, K, lt, w.row + kp, want_dq, want_dk);
+  backward_scores<kGate, kRead>(w, t, C, K, lt, w.row + kp, want_dq, want_dk);
 
   // Token by token: finish dq and dk in place, keep what the gate needs. Before the loop body of row i:
   //   carry = sum_{j>i} (q_j dq'_j - k_j dk'_j),  move = e^{G_C - anchor of i's segment}
+  // With Read::Before q_i dq'_i joins carry behind row i, whose gate its query does not see.
   // The sum over earlier sources needs the other direction first.
   float* move = w.row + kp;
   float* carry = w.row + 2 * kp;
   float* prefix = w.row + 3 * kp;
+  float* du = w.row + 4 * kp;
+  if (want_du) std::fill(du, du + kp, 0.0F);
   const auto vscale = hn::Set(d, scale);
   std::fill(carry, carry + kp, 0.0F);
   if (kGate == KeyGate::Channel && C > 0) {
@@ -324,6 +345,11 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
     float* ui = w.u + i * kp;
     float* taui = w.tau + i * kp;
     const auto diag = hn::Set(d, scale * w.delta[i]);
+    // Read::Before: the query has the decay of the row before, which row 0 has not.
+    const bool inner = !kBefore || i > 0;
+    const float* eq = t.e + (kBefore && inner ? i - 1 : i) * kp;
+    const auto from_before = hn::Set(d, kBefore ? scale * w.near[i] : 0.0F),
+               to_after = hn::Set(d, kBefore ? scale * w.near[i + 1] : 0.0F);
     auto used = hn::Zero(d), made = hn::Zero(d);
     for (std::int64_t c = 0; c < K; c += lanes) {
       const auto qv = hn::LoadU(d, qi + c), kv = hn::LoadU(d, ki + c);
@@ -333,17 +359,35 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
       if constexpr (kGate == KeyGate::Channel) {
         const auto e = hn::LoadU(d, t.e + i * kp + c);
         const auto inverse = hn::Div(hn::Set(d, 1.0F), e);
-        gq = hn::Mul(gq, e);
+        if (inner) gq = hn::Mul(gq, kBefore ? hn::LoadU(d, eq + c) : e);
         gk = hn::Mul(gk, inverse);
         tau = hn::Mul(tau, hn::Mul(hn::LoadU(d, move + c), inverse));
       }
       if constexpr (kGate == KeyGate::Head) tau = hn::Mul(tau, hn::Set(d, t.ec[i]));
-      if (want_dq) hn::StoreU(hn::MulAdd(diag, kv, gq), d, dqi + c);
-      if (want_dk) hn::StoreU(hn::MulAdd(diag, qv, hn::Add(gk, tau)), d, ui + c);
+      if constexpr (kBefore) {
+        const auto bonus = hn::Mul(diag, hn::LoadU(d, t.u + c));
+        if (want_dq) {
+          const auto before = inner ? hn::LoadU(d, ki - kp + c) : hn::Zero(d);
+          hn::StoreU(hn::MulAdd(bonus, kv, hn::MulAdd(from_before, before, gq)), d, dqi + c);
+        }
+        if (want_dk) {
+          const auto after = i + 1 < C ? hn::LoadU(d, qi + kp + c) : hn::Zero(d);
+          hn::StoreU(hn::MulAdd(bonus, qv, hn::MulAdd(to_after, after, hn::Add(gk, tau))), d, ui + c);
+        }
+        if (want_du) hn::StoreU(hn::MulAdd(hn::Mul(diag, qv), kv, hn::LoadU(d, du + c)), d, du + c);
+      } else {
+        if (want_dq) hn::StoreU(hn::MulAdd(diag, kv, gq), d, dqi + c);
+        if (want_dk) hn::StoreU(hn::MulAdd(diag, qv, hn::Add(gk, tau)), d, ui + c);
+      }
       if (want_dg) {
         const auto net = hn::Sub(hn::Mul(qv, gq), hn::Mul(kv, gk));
         const auto y = hn::Mul(kv, tau);
-        if constexpr (kGate == KeyGate::Channel) {
+        if constexpr (kBefore) {
+          const auto sum = hn::NegMulAdd(kv, gk, hn::LoadU(d, carry + c));
+          hn::StoreU(hn::MulAdd(qv, gq, sum), d, carry + c);
+          hn::StoreU(sum, d, w.gates + i * kp + c);
+          hn::StoreU(y, d, taui + c);
+        } else if constexpr (kGate == KeyGate::Channel) {
           const auto sum = hn::Add(hn::LoadU(d, carry + c), net);
           hn::StoreU(sum, d, carry + c);
           hn::StoreU(sum, d, w.gates + i * kp + c);
@@ -360,6 +404,7 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
       taui[0] = hn::GetLane(hn::SumOfLanes(d, made));
     }
   }
+  for (std::int64_t c = 0; want_du && c < K; ++c) x.du[c] += static_cast<double>(du[c]);
   if (x.dq) store_rows(w.dq, kp, x.dq, t0, C, 0, K);
   if (x.dk) store_rows(w.u, kp, x.dk, t0, C, 0, K);
   if (want_dg && kGate == KeyGate::Channel) {
@@ -385,14 +430,14 @@ HWY_NOINLINE void backward_chunk(const DiagBackwardProblem& p, const BackwardPla
   }
 }
 
-template <KeyGate kGate>
+template <KeyGate kGate, Read kRead = Read::After>
 HWY_NOINLINE void backward_task(const DiagBackwardProblem& p, const BackwardPlan& b, BackwardTiles& w, std::int64_t n,
-                                std::int64_t h_begin, std::int64_t heads) {
+                                std::int64_t h_begin, std::int64_t heads, double* du) {
   const std::int64_t K = p.K, V = p.V, BT = b.BT;
   const Sequence s = p.sequence(n);
   const std::int64_t chunks = (s.length + BT - 1) / BT;
   const TensorView& dgate = kGate == KeyGate::Channel ? p.dgk : p.dg;
-  const bool want_dg = kGate != KeyGate::None && dgate, want_states = p.dq || want_dg;
+  const bool want_dg = kGate != KeyGate::None && dgate, want_states = p.dq || want_dg || du != nullptr;
   const auto width_of = [&](std::int64_t i) { return std::min(b.ldp, K - i * b.ldp); };
 
   const bool stream = beyond_caches({&p.dq, &p.dk, &p.dv, &p.dgk});
@@ -407,10 +452,15 @@ HWY_NOINLINE void backward_task(const DiagBackwardProblem& p, const BackwardPlan
     x.dq = token_rows(p.dq, p, s, h);
     x.dk = token_rows(p.dk, p, s, h);
     x.dv = token_rows(p.dv, p, s, h);
+    x.dh0 = static_cast<bool>(p.dh0);
     if (want_dg) x.dg = token_rows(dgate, p, s, h);
     for (Rows* r : {&x.dq, &x.dk, &x.dv, &x.dg}) r->stream = stream;
-    if (kGate == KeyGate::Channel) x.gate.rows = token_rows(p.gk, p, s, h);
-    if (kGate == KeyGate::Head) x.gate = {token_rows(p.g, p, s, h), p.g ? 0.0 : p.head.at(h)};
+    if (kGate == KeyGate::Channel) x.gate = {token_rows(p.gk, p, s, h), 0.0, bonus_row(p, h)};
+    if (kGate == KeyGate::Head) x.gate = {token_rows(p.g, p, s, h), p.g ? 0.0 : p.head.at(h), {}};
+    if (du != nullptr) {
+      x.du = du + (n * p.H + h) * K;
+      std::fill(x.du, x.du + K, 0.0);
+    }
     x.states = w.states + j * b.chunks * b.state_size;
     x.d = w.d + j * b.state_size;
     const auto load = [&](const Rows& from, std::int64_t i, float* to) HWY_ATTR {
@@ -451,7 +501,7 @@ HWY_NOINLINE void backward_task(const DiagBackwardProblem& p, const BackwardPlan
     }
     ahead.spread(heads * b.panels * (V / kMR + 1));
     for (std::int64_t j = 0; j < heads; ++j) {
-      backward_chunk<kGate>(p, b, w, head[j], t0, C, head[j].states + c * b.state_size, ahead);
+      backward_chunk<kGate, kRead>(p, b, w, head[j], t0, C, head[j].states + c * b.state_size, ahead);
     }
   }
   for (std::int64_t j = 0; j < heads; ++j) {
@@ -470,7 +520,8 @@ std::size_t backward_bytes(const DiagBackwardProblem& p, const BackwardPlan& b) 
   return arena.bytes();
 }
 
-void backward(const DiagBackwardProblem& p, const BackwardPlan& b, ThreadPool& pool, std::byte* workspace) {
+// du: [N, H, K]
+void backward(const DiagBackwardProblem& p, const BackwardPlan& b, ThreadPool& pool, double* du, std::byte* workspace) {
   const KeyGate gate = key_gate(p);
   const std::size_t bytes = backward_bytes(p, b);
   run_items(pool, p.N * b.groups, b.slots, [&](std::int64_t item, std::int64_t slot) {
@@ -479,9 +530,11 @@ void backward(const DiagBackwardProblem& p, const BackwardPlan& b, ThreadPool& p
     w.carve(arena, b, p.K, p.V, gate);
     const std::int64_t n = item / b.groups, h = item % b.groups * b.group, heads = std::min(b.group, p.H - h);
     switch (gate) {
-      case KeyGate::None: return backward_task<KeyGate::None>(p, b, w, n, h, heads);
-      case KeyGate::Head: return backward_task<KeyGate::Head>(p, b, w, n, h, heads);
-      case KeyGate::Channel: return backward_task<KeyGate::Channel>(p, b, w, n, h, heads);
+      case KeyGate::None: return backward_task<KeyGate::None>(p, b, w, n, h, heads, nullptr);
+      case KeyGate::Head: return backward_task<KeyGate::Head>(p, b, w, n, h, heads, nullptr);
+      case KeyGate::Channel:
+        if (p.u) return backward_task<KeyGate::Channel, Read::Before>(p, b, w, n, h, heads, du);
+        return backward_task<KeyGate::Channel>(p, b, w, n, h, heads, nullptr);
     }
   });
 }
@@ -494,19 +547,46 @@ namespace fla::cpu {
 HWY_EXPORT(backward_bytes);
 HWY_EXPORT(backward);
 
+namespace {
+
+// The bonus' gradient by sequences, before the tiles.
+double* place_du(const DiagBackwardProblem& p, Arena& arena) {
+  return p.du ? arena.take<double>(p.N * p.H * p.K) : nullptr;
+}
+
+void sum_du(const DiagBackwardProblem& p, const double* du) {
+  for (std::int64_t h = 0; h < p.H; ++h) {
+    for (std::int64_t c = 0; c < p.K; ++c) {
+      double sum = 0.0;
+      for (std::int64_t n = 0; n < p.N; ++n) sum += du[(n * p.H + h) * p.K + c];
+      store_element(p.du.at(h, c), p.du.dtype, sum);
+    }
+  }
+}
+
+}  // namespace
+
 std::size_t diag_chunk_backward_workspace(const DiagBackwardProblem& p, std::int64_t chunk, int threads) {
   const BackwardPlan b = backward_plan(p, chunk, threads);
-  return HWY_DYNAMIC_DISPATCH(backward_bytes)(p, b) * static_cast<std::size_t>(b.slots);
+  Arena arena;
+  place_du(p, arena);
+  return arena.bytes() + HWY_DYNAMIC_DISPATCH(backward_bytes)(p, b) * static_cast<std::size_t>(b.slots);
 }
 
 Status diag_chunk_backward(const DiagBackwardProblem& p, std::int64_t chunk, ThreadPool& pool,
                            std::span<std::byte> workspace) {
   if (p.gv) return {Code::Unsupported, "diag_chunk_backward: gv needs the step form"};
-  if (p.N == 0 || p.H == 0) return {};
+  if (p.N == 0 || p.H == 0) {
+    if (p.du) sum_du(p, nullptr);
+    return {};
+  }
   if (workspace.size() < diag_chunk_backward_workspace(p, chunk, pool.size())) {
     return {Code::OutOfMemory, "diag_chunk_backward: workspace too small"};
   }
-  HWY_DYNAMIC_DISPATCH(backward)(p, backward_plan(p, chunk, pool.size()), pool, workspace.data());
+  Arena arena(workspace.data());
+  double* du = place_du(p, arena);
+  HWY_DYNAMIC_DISPATCH(backward)(p, backward_plan(p, chunk, pool.size()), pool, du, arena.take<std::byte>(0));
+  if (p.du) sum_du(p, du);
   return {};
 }
 

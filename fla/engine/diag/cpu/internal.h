@@ -18,6 +18,9 @@ inline KeyGate key_gate(const DiagProblem& p) {
   return p.g || p.head.kind != HeadDecay::Kind::None ? KeyGate::Head : KeyGate::None;
 }
 
+// What a query meets: the state after its token's update, or the one before it and the bonus of its token.
+enum class Read { After, Before };
+
 // The state is held as panels of kBV value columns, [pad_up(K), kBV] each: at K = 128 one is 16 KB, so that it stays in
 // L1 while a chunk is applied to it.
 inline constexpr std::int64_t kBV = 32;
@@ -46,6 +49,12 @@ inline Rows state_rows(const TensorView& x, std::int64_t n, std::int64_t h) {
 inline Rows transposed_state_rows(const TensorView& x, std::int64_t n, std::int64_t h) {
   if (!x) return {};
   return {x.at(n, h), x.dtype, x.stride[3] * static_cast<std::int64_t>(size_of(x.dtype)), x.stride[2]};
+}
+
+// The bonus of a head, as one row.
+inline Rows bonus_row(const DiagProblem& p, std::int64_t h) {
+  if (!p.u) return {};
+  return {p.u.at(h), p.u.dtype, 0, p.u.stride[1]};
 }
 
 // Of a sequence and head, where a stepwise form starts and what wants the state after a token. The recurrence then runs

@@ -52,6 +52,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 struct StepTiles {
   float* state = nullptr;                              // [pad_up(K), kMaxStepCols]
   float *q = nullptr, *k = nullptr, *decay = nullptr;  // [pad_up(K)]
+  float* u = nullptr;                                  // [pad_up(K)] bonus
   float *v = nullptr, *gv = nullptr, *o = nullptr;     // [kMaxStepCols]
   float* tmp = nullptr;                                // [kPad + 4, pad_up(K)]
   void carve(Arena& arena, std::int64_t K) {
@@ -60,6 +61,7 @@ struct StepTiles {
     q = arena.floats(kp);
     k = arena.floats(kp);
     decay = arena.floats(kp);
+    u = arena.floats(kp);
     v = arena.floats(kMaxStepCols);
     gv = arena.floats(kMaxStepCols);
     o = arena.floats(kMaxStepCols);
@@ -67,11 +69,12 @@ struct StepTiles {
   }
 };
 
-// One token on one panel of NV vectors. Two chains per output column, even and odd channels, hide the latency.
-template <bool kKey, bool kValue, int NV>
+// One token on one panel of NV vectors. Two chains per output column, even and odd channels, hide the latency. own:
+// with Read::Before scale <q, u o k>.
+template <bool kKey, bool kValue, Read kRead, int NV>
 HWY_NOINLINE void step_token(const float* src, std::int64_t lds, float* dst, std::int64_t ldd, std::int64_t K,
                              const float* q, const float* k, const float* decay, const float* v, const float* gv,
-                             float scale, float* o) {
+                             float scale, float own, float* o) {
   const hn::ScalableTag<float> d;
   using Vec = hn::Vec<decltype(d)>;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
@@ -88,12 +91,13 @@ HWY_NOINLINE void step_token(const float* src, std::int64_t lds, float* dst, std
 #pragma GCC unroll 4
     for (int j = 0; j < NV; ++j) {
       Vec x = hn::LoadU(d, src + c * lds + j * lanes);
+      if constexpr (kRead == Read::Before) acc[j] = hn::MulAdd(qc, x, acc[j]);
       if constexpr (kKey && kValue) x = hn::Mul(x, hn::Mul(dc, gg[j]));
       if constexpr (kKey && !kValue) x = hn::Mul(x, dc);
       if constexpr (!kKey && kValue) x = hn::Mul(x, gg[j]);
       x = hn::MulAdd(kc, vv[j], x);
       hn::StoreU(x, d, dst + c * ldd + j * lanes);
-      acc[j] = hn::MulAdd(qc, x, acc[j]);
+      if constexpr (kRead == Read::After) acc[j] = hn::MulAdd(qc, x, acc[j]);
     }
   };
   std::int64_t c = 0;
@@ -104,19 +108,30 @@ HWY_NOINLINE void step_token(const float* src, std::int64_t lds, float* dst, std
   if (c < K) row(c, o0);
   const Vec s = hn::Set(d, scale);
 #pragma GCC unroll 4
-  for (int j = 0; j < NV; ++j) hn::StoreU(hn::Mul(s, hn::Add(o0[j], o1[j])), d, o + j * lanes);
+  for (int j = 0; j < NV; ++j) {
+    Vec x = hn::Mul(s, hn::Add(o0[j], o1[j]));
+    if constexpr (kRead == Read::Before) x = hn::MulAdd(hn::Set(d, own), vv[j], x);
+    hn::StoreU(x, d, o + j * lanes);
+  }
 }
 
-template <bool kKey, bool kValue>
+template <bool kKey, bool kValue, Read kRead>
 HWY_INLINE void step_any(std::int64_t nv, const float* src, std::int64_t lds, float* dst, std::int64_t ldd,
                          std::int64_t K, const float* q, const float* k, const float* decay, const float* v,
-                         const float* gv, float scale, float* o) {
+                         const float* gv, float scale, float own, float* o) {
   switch (nv) {
-    case 1: return step_token<kKey, kValue, 1>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, o);
-    case 2: return step_token<kKey, kValue, 2>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, o);
-    case 3: return step_token<kKey, kValue, 3>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, o);
-    default: return step_token<kKey, kValue, 4>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, o);
+    case 1: return step_token<kKey, kValue, kRead, 1>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, own, o);
+    case 2: return step_token<kKey, kValue, kRead, 2>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, own, o);
+    case 3: return step_token<kKey, kValue, kRead, 3>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, own, o);
+    default: return step_token<kKey, kValue, kRead, 4>(src, lds, dst, ldd, K, q, k, decay, v, gv, scale, own, o);
   }
+}
+
+// scale <q, u o k>
+HWY_INLINE float bonus_score(const float* q, const float* k, const float* u, std::int64_t K, float scale) {
+  float sum = 0.0F;
+  for (std::int64_t c = 0; c < K; ++c) sum += q[c] * (u[c] * k[c]);
+  return scale * sum;
 }
 
 HWY_INLINE void exp_row(const float* src, float* dst, std::int64_t n) {
@@ -146,7 +161,7 @@ HWY_INLINE const float* row_in_place(const Rows& x, std::int64_t t, std::int64_t
   return scratch;
 }
 
-template <KeyGate kGate, bool kValue>
+template <KeyGate kGate, bool kValue, Read kRead = Read::After>
 HWY_NOINLINE void step_task(const DiagProblem& p, StepTiles& w, std::int64_t n, std::int64_t h, std::int64_t v_begin,
                             std::int64_t v_end) {
   const hn::ScalableTag<float> d;
@@ -160,6 +175,7 @@ HWY_NOINLINE void step_task(const DiagProblem& p, StepTiles& w, std::int64_t n, 
   const Rows h0 = states.start;
   const double gamma = kGate == KeyGate::Head && !p.g ? p.head.at(h) : 0.0;
   const float scale = static_cast<float>(p.scale);
+  if (kRead == Read::Before) load_rows(bonus_row(p, h), 0, 1, 0, K, w.u, pad_up(K));
 
   for (std::int64_t v0 = v_begin; v0 < v_end; v0 += cols) {
     const std::int64_t width = std::min(cols, v_end - v0), nv = (width + lanes - 1) / lanes;
@@ -214,7 +230,9 @@ HWY_NOINLINE void step_task(const DiagProblem& p, StepTiles& w, std::int64_t n, 
         dst = reinterpret_cast<float*>(x.at(0, v0));
         ldd = x.step / static_cast<std::int64_t>(sizeof(float));
       }
-      step_any<kGate != KeyGate::None, kValue>(nv, src, lds, dst, ldd, K, qt, kt, w.decay, vt, w.gv, scale, w.o);
+      const float own = kRead == Read::Before ? bonus_score(qt, kt, w.u, K, scale) : 0.0F;
+      step_any<kGate != KeyGate::None, kValue, kRead>(nv, src, lds, dst, ldd, K, qt, kt, w.decay, vt, w.gv, scale, own,
+                                                      w.o);
       if (o) store_rows(w.o, kMaxStepCols, o, t, 1, v0, width);
       for (const Rows& x : wanted) {
         if (!x || &x == into) continue;
@@ -259,7 +277,9 @@ void step_forward(const DiagProblem& p, ThreadPool& pool, std::byte* workspace) 
     switch (gate) {
       case KeyGate::None: return step_gate<KeyGate::None>(p, w, n, h, v_begin, v_end);
       case KeyGate::Head: return step_gate<KeyGate::Head>(p, w, n, h, v_begin, v_end);
-      case KeyGate::Channel: return step_gate<KeyGate::Channel>(p, w, n, h, v_begin, v_end);
+      case KeyGate::Channel:
+        if (p.u) return step_task<KeyGate::Channel, false, Read::Before>(p, w, n, h, v_begin, v_end);
+        return step_gate<KeyGate::Channel>(p, w, n, h, v_begin, v_end);
     }
   });
 }
