@@ -47,6 +47,12 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
     s.HV = need("HV", given("HV"));
     if (s.HV == 0 || s.H == 0 || s.HV % s.H != 0) refuse("{}HV: expected a multiple of H = {}, got {}", who, s.H, s.HV);
   }
+  if (uses(spec, "HQ") && given("HQ") >= 0) {
+    s.HQ = given("HQ");
+    if (s.HQ == 0 || s.H == 0 || s.HQ % s.H != 0) refuse("{}HQ: expected a multiple of H = {}, got {}", who, s.H, s.HQ);
+  }
+  if (uses(spec, "M")) s.M = given("M") >= 0 ? given("M") : 64;
+  if (uses(spec, "L") && given("L") >= 0) s.L = given("L");
   if (const auto most = spec.max_dim.find("T"); most != spec.max_dim.end() && s.T > most->second)
     refuse("{}T: expected 1 to {}, got {}", who, most->second, s.T);
   if (uses(spec, "K")) s.K = need("K", given("K") >= 0 ? given("K") : D, " (or D)");

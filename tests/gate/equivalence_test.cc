@@ -41,6 +41,7 @@ std::optional<Case> sibling(const Case& c, const FunctionSpec& to) {
       return std::nullopt;
   if (const auto most = to.max_dim.find("T"); most != to.max_dim.end() && c.sizes().T > most->second)
     return std::nullopt;
+  if (!allows(to, c.sizes())) return std::nullopt;
   try {
     return c.as(to.name, rename);
   } catch (const std::invalid_argument&) {
@@ -164,6 +165,8 @@ std::vector<Case> state_cases(const FunctionSpec& spec) {
       list[i] = list[i].flag("normalize", false);
       list.push_back(list[i].flag("normalize", true).with("initial_state.1"));
     }
+  if (spec.find_flag("normalize") == nullptr && takes(spec, "initial_state.1"))
+    for (Case& c : list) c = c.with("initial_state.1");
   if (spec.find_flag("state_v_first") != nullptr) list.push_back(list[0].flag("state_v_first", true));
   // Scores are no part of this.
   return list;

@@ -103,6 +103,17 @@ const TensorView& Outcome::operator[](std::string_view name) const {
 
 // ---- making a case -----------------------------------------------------------------------------------------------
 
+namespace {
+
+// Levels of a binary hierarchy over T tokens.
+std::int64_t levels_for(std::int64_t T) {
+  std::int64_t levels = 1;
+  while ((std::int64_t{1} << (levels - 1)) < T) ++levels;
+  return levels;
+}
+
+}  // namespace
+
 std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol) {
   const auto N = s.cu_seqlens.empty() ? s.B : static_cast<std::int64_t>(s.cu_seqlens.size()) - 1;
   if (symbol == "N") return N;
@@ -111,6 +122,9 @@ std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol) {
   if (symbol == "T") return s.T;
   if (symbol == "H") return s.H;
   if (symbol == "HV") return s.HV > 0 ? s.HV : s.H;
+  if (symbol == "HQ") return s.HQ > 0 ? s.HQ : s.H;
+  if (symbol == "M") return s.M > 0 ? s.M : s.V;
+  if (symbol == "L") return s.L > 0 ? s.L : levels_for(s.T);
   if (symbol == "K") return s.K;
   if (symbol == "V") return s.V;
   if (symbol == "D") return s.D;
@@ -122,7 +136,8 @@ std::int64_t axis_size(const Sizes& s, const FunctionSpec& spec, const void* arg
     const auto derived = spec.derived.find(leaf);
     if (derived == spec.derived.end()) return size_of_symbol(s, leaf);
     Dims d;
-    for (const char* known : {"B", "T", "N", "H", "HV", "K", "V"}) d.set(known, size_of_symbol(s, known));
+    for (const char* known : {"B", "T", "N", "H", "HV", "HQ", "K", "V", "M", "L"})
+      d.set(known, size_of_symbol(s, known));
     return derived->second(args, d);
   });
 }
@@ -163,6 +178,11 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
     c.sizes_.T = sizes.cu_seqlens.back();
   }
   for (const auto& [name, v] : c.spec_->bench_flags) c.flags_[name] = v;
+  // A part of the tokens has the levels of all.
+  if (c.sizes_.L == 0 && std::ranges::any_of(c.spec_->args, [](const ArgSpec& a) {
+        return std::ranges::count(a.dims, std::string("L")) > 0;
+      }))
+    c.sizes_.L = levels_for(c.sizes_.T);
   for (const auto& a : c.spec_->args) {
     if (a.role != Role::Input) continue;
     const bool packed = a.name == "cu_seqlens" && !sizes.cu_seqlens.empty();
@@ -177,8 +197,10 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
 Case make_case(std::string_view function, const Sizes& sizes, const CaseOptions& options) {
   Sizes fitting = sizes;
   if (const Registry::Entry* e = Registry::global().find(function); e != nullptr)
-    if (const auto most = e->spec.max_dim.find("T"); most != e->spec.max_dim.end())
-      fitting.T = std::min(fitting.T, most->second);
+    for (const auto& [symbol, most] : e->spec.max_dim) {
+      if (symbol == "T") fitting.T = std::min(fitting.T, most);
+      if (symbol == "K" && most > 0) fitting.K = std::min(fitting.K, most);
+    }
   Result<Case> c = Case::make(Registry::global(), function, fitting, options);
   if (!c) throw std::invalid_argument(c.status().message());
   return std::move(*c);
@@ -190,7 +212,10 @@ std::string Case::text() const {
     s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " D=" + std::to_string(sizes_.D);
   } else {
     s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " H=" + std::to_string(sizes_.H) +
-         (sizes_.HV > 0 ? " HV=" + std::to_string(sizes_.HV) : "") + " K=" + std::to_string(sizes_.K) +
+         (sizes_.HV > 0 ? " HV=" + std::to_string(sizes_.HV) : "") +
+         (sizes_.HQ > 0 ? " HQ=" + std::to_string(sizes_.HQ) : "") +
+         (sizes_.M > 0 ? " M=" + std::to_string(sizes_.M) : "") +
+         (sizes_.L > 0 ? " L=" + std::to_string(sizes_.L) : "") + " K=" + std::to_string(sizes_.K) +
          " V=" + std::to_string(sizes_.V);
   }
   if (!sizes_.cu_seqlens.empty()) s += " cu_seqlens=" + shape_string(sizes_.cu_seqlens);
@@ -255,7 +280,18 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
   const auto n = static_cast<std::uint64_t>(v.numel());
   std::vector<double> x(n);
 
-  if (a.types == Types::Index) {
+  if (a.types == Types::Index && a.name == "past_tokens") {
+    // As many as the levels have room for beside the longest sequence, and fewer for every later one.
+    std::int64_t longest = sizes_.T;
+    if (!sizes_.cu_seqlens.empty()) {
+      longest = 0;
+      for (std::size_t i = 1; i < sizes_.cu_seqlens.size(); ++i)
+        longest = std::max(longest, sizes_.cu_seqlens[i] - sizes_.cu_seqlens[i - 1]);
+    }
+    const std::int64_t room = (std::int64_t{1} << (size_of_symbol(sizes_, "L") - 1)) - longest;
+    for (std::size_t i = 0; i < x.size(); ++i)
+      x[i] = static_cast<double>(std::max<std::int64_t>(room - 3 * static_cast<std::int64_t>(i), 0));
+  } else if (a.types == Types::Index) {
     if (sizes_.cu_seqlens.empty())
       throw std::invalid_argument(spec_->name + ": " + a.name + " needs Sizes::cu_seqlens");
     std::ranges::transform(sizes_.cu_seqlens, x.begin(), [](std::int64_t i) { return static_cast<double>(i); });
@@ -463,9 +499,9 @@ std::int64_t Case::rows_of(const ArgSpec& a, std::size_t axis, std::string_view 
     left.remove_prefix(std::min(end + 1, left.size()));
     if (factor == symbol) {
       found = true;
-    } else if (factor == "HV" && symbol == "H") {
+    } else if ((factor == "HV" || factor == "HQ") && symbol == "H") {
       found = true;
-      rows *= sizes_.H > 0 ? size_of_symbol(sizes_, "HV") / sizes_.H : 1;
+      rows *= sizes_.H > 0 ? size_of_symbol(sizes_, factor) / sizes_.H : 1;
     } else {
       const std::shared_ptr<void> args = spec_->make_args();
       for (const auto& [name, v] : flags_)
@@ -491,6 +527,7 @@ Case Case::select(const std::map<std::string, std::pair<std::int64_t, std::int64
     if (name == "T") c.sizes_.T = r.second;
     if (name == "H") {
       if (c.sizes_.HV > 0) c.sizes_.HV = r.second * (sizes_.HV / sizes_.H);
+      if (c.sizes_.HQ > 0) c.sizes_.HQ = r.second * (sizes_.HQ / sizes_.H);
       c.sizes_.H = r.second;
     }
     if (name == "B") c.sizes_.B = r.second;
@@ -610,11 +647,14 @@ Outcome Case::execute(const Context& ctx, DynamicCall& call, const RunOptions& o
   std::deque<Buffer> scratch;
   for (const auto& x : *outputs) {
     const bool wanted = o.only.empty() || std::ranges::count(o.only, x.name) > 0;
-    const bool final_state = x.name == "out.final_state" && takes("initial_state");
+    const std::string before = x.name == "out.final_state" || x.name == "out.final_state.0" ? "initial_state"
+                               : x.name == "out.final_state.1"                              ? "initial_state.1"
+                                                                                            : "";
+    const bool final_state = has(before);
     const bool pool = x.contents.present();
     if (pool ? !wanted || o.state_in_place : wanted && final_state && o.state_in_place) {
       // The call writes where it reads: a copy, for the case's inputs are shared.
-      const std::string from = pool ? call.spec().find_arg(x.name.substr(4))->starts_as : "initial_state";
+      const std::string from = pool ? call.spec().find_arg(x.name.substr(4))->starts_as : before;
       Buffer state = clone(input(from));
       if (out.status = call.set(from, state.view()); !out.status) return out;
       if (wanted) {

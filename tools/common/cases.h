@@ -20,6 +20,9 @@ namespace fla::tools {
 struct Sizes {
   std::int64_t B = 1, T = 64, H = 2, K = 32, V = 32, D = 32;
   std::int64_t HV = 0;                   // value heads; 0: as many as H
+  std::int64_t HQ = 0;                   // query heads; 0: as many as H
+  std::int64_t M = 0;                    // memory slots; 0: as many as V
+  std::int64_t L = 0;                    // levels; 0: those that T tokens need
   std::int64_t P = 0;                    // slots of a pool of states; 0: one for each sequence
   std::vector<std::int64_t> cu_seqlens;  // given: packed, B is 1 and T its last entry
   DType index = DType::I64;              // of cu_seqlens
@@ -166,7 +169,7 @@ class Case {
   std::map<std::string, FlagValue, std::less<>> flags_;
 };
 
-// make() for tests: T is cut to what the function takes; throws std::invalid_argument.
+// make() for tests: T and K are cut to what the function takes; throws std::invalid_argument.
 Case make_case(std::string_view function, const Sizes& sizes, const CaseOptions& options = {});
 
 // x[i] of a stream: standard normal from twelve uniforms, in integer arithmetic, so equal on every machine.

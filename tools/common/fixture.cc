@@ -240,12 +240,10 @@ class Runner {
   // The number that stands in for an absent scale must be the one the expected values were made with.
   Status default_scale() const {
     if (!file_.flag("scale_is_default") || !file_.scale) return {};
+    // Without a flag the scale is K^(-1/2), fixed.
     const FlagSpec* flag = spec().find_flag("scale");
-    if (flag == nullptr)
-      return {Code::InvalidArgument,
-              "scale: this function has none, the file expects the default " + std::to_string(*file_.scale)};
     double def = std::numeric_limits<double>::quiet_NaN();
-    if (const auto* d = std::get_if<double>(&flag->def)) def = *d;
+    if (const auto* d = flag != nullptr ? std::get_if<double>(&flag->def) : nullptr) def = *d;
     for (const auto& [name, t] : inputs_) {
       if (!std::isnan(def)) break;
       const ArgSpec* a = input_spec(name);
@@ -361,9 +359,18 @@ class Runner {
     if (Status s = execute(call, first, backend); !s) return stop(s);
     if (Status s = build(call, std::pair{split, T}); !s) return stop(s);
     if (Status s = ask_state(); !s) return stop(s);
-    for (const auto& [name, b] : first)
-      if (name.starts_with("out.final_state"))
-        if (Status s = call.set("initial_state" + name.substr(15), b.view()); !s) return stop(s);
+    // Where the state does not say how far it goes, the count of its tokens comes with it.
+    const bool counted = input_spec("past_tokens") != nullptr;
+    const std::string state = counted ? "past_state" : "initial_state";
+    Buffer past;
+    for (const auto& [name, b] : first) {
+      if (!name.starts_with("out.final_state")) continue;
+      if (Status s = call.set(state + name.substr(15), b.view()); !s) return stop(s);
+      if (!counted) continue;
+      past = Buffer(DType::I64, {b.view().dim(0)});
+      fill(past.view(), static_cast<double>(split));
+      if (Status s = call.set("past_tokens", past.view()); !s) return stop(s);
+    }
     if (Status s = execute(call, second, backend); !s) return stop(s);
     result_.backend = backend;
     for (const auto& name : file_.outputs) {
