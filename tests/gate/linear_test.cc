@@ -1,4 +1,4 @@
-// What rwkv6 is a special case of, and what is a special case of it.
+// What rwkv6 and based are special cases of, and what is a special case of them.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -59,6 +59,41 @@ TEST(Rwkv6, StepsAreTheChunkFormOverAThousandTokens) {
   }
   expect_tensor(whole["out.o"], o.view(), "o");
   expect_tensor(whole["out.final_state"], state.view(), "state");
+}
+
+// ---- based
+
+// The same numbers with and without features: 16 channels, and 17 of which one is zero.
+TEST(Based, FeaturesAreThePairs) {
+  for (const bool norm : {false, true})
+    for (const std::int64_t T : {1, 70, 300, 600}) {
+      const Case c = make_case("parallel_based", sizes(1, T, 2, 16, 20)).flag("use_norm", norm).flag("scale", 0.25);
+      Case wide = make_case("parallel_based", sizes(1, T, 2, 17, 20)).flag("use_norm", norm).flag("scale", 0.25);
+      for (const char* name : {"q", "k"}) {
+        Buffer b(DType::F32, {1, T, 2, 17}, tools::Fill::Zero);
+        tools::assign(tools::slice(b.view(), 3, 0, 16), tools::values(c.input(name)));
+        wide = wide.with(name, b.view());
+      }
+      wide = wide.with("v", c.input("v"));
+      const Outcome a = c.run(context("cpu")), b = wide.run(context("cpu"));
+      const Outcome da = c.run_backward(context("cpu")), db = wide.run_backward(context("cpu"));
+      if (!a.ok() || !b.ok() || !da.ok() || !db.ok())
+        return expect_ok(a, c.text()), expect_ok(b, wide.text()), expect_ok(da, c.text()), expect_ok(db, wide.text());
+      expect_tensor(b["out.o"], a["out.o"], c.text());
+      expect_tensor(db["grad.v"], da["grad.v"], c.text() + ": dv");
+      for (const char* name : {"grad.q", "grad.k"})
+        expect_tensor(tools::slice(db[name], 3, 0, 16), da[name], c.text() + ": " + name, 1e-4);
+    }
+}
+
+// Weights sum to one but for the 1e-6.
+TEST(Based, NormalisedWeightsSumToOne) {
+  for (const char* f : {"fused_chunk_based", "parallel_based"}) {
+    const Case c = make_case(f, sizes(2, 300, 2, 16, 5)).fill("v", 1.0);
+    const Outcome o = c.run(context("cpu"));
+    if (!o.ok()) return expect_ok(o, c.text());
+    for (const double x : tools::values(o["out.o"])) ASSERT_NEAR(x, 1.0, 1e-5) << f;
+  }
 }
 
 }  // namespace
