@@ -23,6 +23,7 @@
 #include "fla/ops/gdn2/gdn2.h"
 #include "fla/ops/generalized_delta_rule/generalized_delta_rule.h"
 #include "fla/ops/gla/gla.h"
+#include "fla/ops/gsa/gsa.h"
 #include "fla/ops/hgrn/hgrn.h"
 #include "fla/ops/kda/kda.h"
 #include "fla/ops/lightning_attn/lightning_attn.h"

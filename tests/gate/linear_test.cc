@@ -1,4 +1,4 @@
-// What rwkv6 and based are special cases of, and what is a special case of them.
+// What rwkv6, based and gsa are special cases of, and what is a special case of them.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -93,6 +93,65 @@ TEST(Based, NormalisedWeightsSumToOne) {
     const Outcome o = c.run(context("cpu"));
     if (!o.ok()) return expect_ok(o, c.text());
     for (const double x : tools::values(o["out.o"])) ASSERT_NEAR(x, 1.0, 1e-5) << f;
+  }
+}
+
+// ---- gsa
+
+// One slot has all the weight, and is gla with one key channel.
+TEST(Gsa, OneSlotIsGlaOfWidthOne) {
+  for (const GateRegime r : tools::kGateRegimes)
+    for (const char* f : {"chunk_gsa", "fused_recurrent_gsa"}) {
+      Sizes s = sizes(2, 70, 2, 20, 17);
+      s.M = 1;
+      const Case c = make_case(f, s, {.regime = r}).with("initial_state").with("initial_state.1");
+      Case g = make_case("fused_recurrent_gla", sizes(2, 70, 2, 1, 17)).fill("q", 1.0).flag("scale", 1.0);
+      g = g.with("k", c.input("s")).with("v", c.input("v")).with("gk", c.input("g"));
+      g = g.with("initial_state", c.input("initial_state.1"));
+      const Outcome x = c.run(context("cpu")), y = g.run(context("cpu"));
+      if (!x.ok() || !y.ok()) return expect_ok(x, c.text()), expect_ok(y, g.text());
+      expect_tensor(y["out.o"], x["out.o"], c.text());
+      expect_tensor(y["out.final_state"], x["out.final_state.1"], c.text() + ": state");
+    }
+}
+
+// Heads repeated: what the queries of a group share.
+TEST(Gsa, AGroupOfQueriesIsItsHeadRepeated) {
+  for (const char* f : {"chunk_gsa", "fused_recurrent_gsa"}) {
+    Sizes s = sizes(2, 70, 2, 12, 17);
+    s.HQ = 6;
+    s.M = 9;
+    const Case c = make_case(f, s).with("initial_state").with("initial_state.1");
+    Sizes all = s;
+    all.H = 6;
+    Case d = make_case(f, all).with("q", c.input("q")).with("initial_state").with("initial_state.1");
+    for (const char* name : {"k", "v", "s", "g", "initial_state", "initial_state.1"}) {
+      const int axis = std::string(name).starts_with("initial") ? 1 : 2;
+      const TensorView from = c.input(name);
+      tools::Shape shape(from.dims().begin(), from.dims().end());
+      shape[static_cast<std::size_t>(axis)] = 6;
+      Buffer b(from.dtype, shape);
+      for (std::int64_t h = 0; h < 6; ++h)
+        tools::assign(tools::slice(b.view(), axis, h, 1), tools::values(tools::slice(from, axis, h / 3, 1)));
+      d = d.with(name, b.view());
+    }
+    const Outcome x = c.run(context("cpu")), y = d.run(context("cpu"));
+    if (!x.ok() || !y.ok()) return expect_ok(x, c.text()), expect_ok(y, d.text());
+    expect_tensor(y["out.o"], x["out.o"], c.text());
+    for (const char* name : {"out.final_state.0", "out.final_state.1"})
+      for (std::int64_t h = 0; h < 2; ++h)
+        expect_tensor(tools::slice(y[name], 1, 3 * h, 1), tools::slice(x[name], 1, h, 1), c.text() + ": " + name);
+  }
+}
+
+TEST(Gsa, RefusesHeadsThatDoNotDivideTheQueries) {
+  Sizes s = sizes(1, 3, 2, 4, 5);
+  s.HQ = 3;
+  for (const char* f : {"chunk_gsa", "fused_recurrent_gsa"}) {
+    const Outcome o = make_case(f, s).run(context("cpu"));
+    EXPECT_EQ(o.status.code(), Code::InvalidArgument);
+    EXPECT_NE(o.status.message().find(": q: expected a multiple of the 2 heads of k, got 3"), std::string::npos)
+        << o.status.message();
   }
 }
 
