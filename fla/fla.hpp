@@ -14,6 +14,7 @@
 #include "fla/core/status.h"
 #include "fla/core/tensor.h"
 #include "fla/core/version.h"
+#include "fla/ops/abc/abc.h"
 #include "fla/ops/based/based.h"
 #include "fla/ops/comba/comba.h"
 #include "fla/ops/delta_rule/delta_rule.h"

@@ -1,4 +1,4 @@
-// What rwkv6, based and gsa are special cases of, and what is a special case of them.
+// What rwkv6, based, gsa and abc are special cases of, and what is a special case of them.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -153,6 +153,50 @@ TEST(Gsa, RefusesHeadsThatDoNotDivideTheQueries) {
     EXPECT_NE(o.status.message().find(": q: expected a multiple of the 2 heads of k, got 3"), std::string::npos)
         << o.status.message();
   }
+}
+
+// ---- abc
+
+// gsa, given the weights of the running softmax over time as strengths and its shrinking as gates.
+TEST(Abc, IsGsaWithARunningSoftmax) {
+  for (const double wide : {1.0, 30.0}) {
+    Sizes s = sizes(2, 70, 2, 12, 17);
+    s.M = 9;
+    Case c = make_case("chunk_abc", s).with("initial_state").with("initial_state.1");
+    Buffer logits = tools::clone(c.input("s")), w = tools::clone(c.input("s")), g = tools::clone(c.input("s"));
+    std::vector<double> x = tools::values(logits.view()), weight(x.size()), gate(x.size());
+    for (double& v : x) v = static_cast<float>(v * wide);
+    tools::assign(logits.view(), x);
+    c = c.with("s", logits.view());
+    const std::size_t row = 2 * 9, length = 70 * row;
+    for (std::size_t i = 0; i < x.size(); ++i) {
+      const std::size_t t = i % length / row;
+      double sum = 0.0, before = 0.0;
+      for (std::size_t j = 0; j <= t; ++j) {
+        before = sum;
+        sum += std::exp(x[i - (t - j) * row]);
+      }
+      weight[i] = std::exp(x[i]) / sum;
+      gate[i] = t == 0 ? 0.0 : std::log(before / sum);
+    }
+    tools::assign(w.view(), weight);
+    tools::assign(g.view(), gate);
+    Case d = make_case("chunk_gsa", s).with("s", w.view()).with("g", g.view());
+    for (const char* name : {"q", "k", "v", "initial_state", "initial_state.1"}) d = d.with(name, c.input(name));
+    const Outcome a = c.run(context("cpu")), b = d.run(context("cpu"));
+    if (!a.ok() || !b.ok()) return expect_ok(a, c.text()), expect_ok(b, d.text());
+    for (const char* name : {"out.o", "out.final_state.0", "out.final_state.1"})
+      expect_tensor(b[name], a[name], c.text() + ": " + name, 1e-4);
+  }
+}
+
+// Of one token the weight is 1 whatever its logits are.
+TEST(Abc, OneTokenHasNoGradientOfItsLogits) {
+  const Case c = make_case("chunk_abc", sizes(2, 1, 2, 12, 17));
+  const Outcome d = c.run_backward(context("cpu")), o = c.run(context("cpu"));
+  if (!o.ok() || !d.ok()) return expect_ok(o, c.text()), expect_ok(d, c.text());
+  for (const double x : tools::values(d["grad.s"])) EXPECT_EQ(x, 0.0);
+  expect_tensor(c.input("v"), o["out.o"], "o = v");
 }
 
 }  // namespace
