@@ -29,6 +29,7 @@
 #include "fla/ops/kda/kda.h"
 #include "fla/ops/lightning_attn/lightning_attn.h"
 #include "fla/ops/linear_attn/linear_attn.h"
+#include "fla/ops/log_linear_attn/log_linear_attn.h"
 #include "fla/ops/mesa_net/mesa_net.h"
 #include "fla/ops/precond_gated_delta_rule/precond_gated_delta_rule.h"
 #include "fla/ops/precond_kda/precond_kda.h"

@@ -1,4 +1,4 @@
-// What rwkv6, based, gsa and abc are special cases of, and what is a special case of them.
+// What rwkv6, based, gsa, abc and log_linear_attn are special cases of, and what is a special case of them.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -197,6 +197,113 @@ TEST(Abc, OneTokenHasNoGradientOfItsLogits) {
   if (!o.ok() || !d.ok()) return expect_ok(o, c.text()), expect_ok(d, c.text());
   for (const double x : tools::values(d["grad.s"])) EXPECT_EQ(x, 0.0);
   expect_tensor(c.input("v"), o["out.o"], "o = v");
+}
+
+// ---- log_linear_attn
+
+// [B, T, 1, K] as [B, T, H, K].
+Buffer for_all_heads(const TensorView& x, std::int64_t H) {
+  TensorView spread = x;
+  spread.shape[2] = H;
+  spread.stride[2] = 0;
+  Buffer b(x.dtype, {x.dim(0), x.dim(1), H, x.dim(3)});
+  tools::assign(b.view(), tools::values(spread));
+  return b;
+}
+
+TEST(LogLinearAttn, WithAllLevelsOneIsSimpleGla) {
+  for (const GateRegime r : tools::kGateRegimes)
+    for (const Sizes& s : {sizes(2, 200, 3, 20, 17), packed({0, 1, 1, 64, 65, 230}, 2, 12, 17)}) {
+      const Case c = make_case("chunk_log_linear_attn", s, {.regime = r}).fill("level_scales", 1.0);
+      Case d = make_case("chunk_simple_gla", s, {.regime = r}).flag("scale", 1.0);
+      d = d.with("q", for_all_heads(c.input("q"), s.H).view()).with("k", for_all_heads(c.input("k"), s.H).view());
+      d = d.with("v", c.input("v")).with("g", c.input("g")).without_upstream("final_state");
+      const Outcome a = c.run(context("cpu")), b = d.run(context("cpu"));
+      const Outcome da = c.run_backward(context("cpu")), db = d.run_backward(context("cpu"));
+      if (!a.ok() || !b.ok() || !da.ok() || !db.ok())
+        return expect_ok(a, c.text()), expect_ok(b, d.text()), expect_ok(da, c.text()), expect_ok(db, d.text());
+      expect_tensor(b["out.o"], a["out.o"], c.text());
+      expect_tensor(db["grad.v"], da["grad.v"], c.text() + ": dv");
+      expect_tensor(db["grad.g"], da["grad.g"], c.text() + ": dg", 1e-4);
+      for (const char* name : {"grad.q", "grad.k"}) {
+        Buffer sum = tools::clone(da[name]);
+        std::vector<double> x(static_cast<std::size_t>(sum.numel()), 0.0);
+        for (std::int64_t h = 0; h < s.H; ++h) {
+          const std::vector<double> part = tools::values(tools::slice(db[name], 2, h, 1));
+          for (std::size_t i = 0; i < x.size(); ++i) x[i] += part[i];
+        }
+        tools::assign(sum.view(), x);
+        expect_tensor(sum.view(), da[name], c.text() + ": " + name);
+      }
+    }
+}
+
+// A sequence in parts of any lengths, each from the state of the one before.
+TEST(LogLinearAttn, PartsAreTheWhole) {
+  for (const std::string backend : {"cpu", kReference}) {
+    const Context& ctx = context(backend);
+    const Case c = make_case("chunk_log_linear_attn", sizes(2, 300, 2, 12, 17));
+    const Outcome whole = c.run(ctx);
+    if (!whole.ok()) return expect_ok(whole, c.text());
+    for (const std::vector<std::int64_t>& cuts : {std::vector<std::int64_t>{0, 64, 300},
+                                                  {0, 90, 300},
+                                                  {0, 1, 2, 3, 64, 65, 127, 128, 200, 200, 299, 300},
+                                                  {0, 0, 63, 191, 256, 300, 300}}) {
+      Buffer o(DType::F32, whole.tensors.at("out.o").shape()), state, past(DType::I64, {2});
+      for (std::size_t i = 0; i + 1 < cuts.size(); ++i) {
+        Case part = c.tokens(cuts[i], cuts[i + 1]);
+        tools::fill(past.view(), static_cast<double>(cuts[i]));
+        if (!state.empty()) part = part.with("past_state", state.view()).with("past_tokens", past.view());
+        const Outcome x = part.run(ctx);
+        if (!x.ok()) return expect_ok(x, part.text());
+        tools::assign(tools::slice(o.view(), 1, cuts[i], cuts[i + 1] - cuts[i]), tools::values(x["out.o"]));
+        state = tools::clone(x["out.final_state"]);
+      }
+      expect_tensor(whole["out.o"], o.view(), backend + ": o");
+      expect_tensor(whole["out.final_state"], state.view(), backend + ": state");
+    }
+  }
+}
+
+TEST(LogLinearAttn, TokenByTokenIsTheChunkFormOverAThousandTokens) {
+  const Context& ctx = context("cpu");
+  const Case c = make_case("chunk_log_linear_attn", sizes(1, 1000, 2, 16, 32));
+  const Outcome whole = c.run(ctx);
+  if (!whole.ok()) return expect_ok(whole, c.text());
+  Buffer o(DType::F32, whole.tensors.at("out.o").shape()), state, past(DType::I64, {1});
+  for (std::int64_t t = 0; t < 1000; ++t) {
+    Case one = c.tokens(t, t + 1);
+    tools::fill(past.view(), static_cast<double>(t));
+    if (t > 0) one = one.with("past_state", state.view()).with("past_tokens", past.view());
+    const Outcome x = one.run(ctx);
+    if (!x.ok()) return expect_ok(x, one.text());
+    tools::assign(tools::slice(o.view(), 1, t, 1), tools::values(x["out.o"]));
+    state = tools::clone(x["out.final_state"]);
+  }
+  expect_tensor(whole["out.o"], o.view(), "o");
+  expect_tensor(whole["out.final_state"], state.view(), "state");
+}
+
+TEST(LogLinearAttn, Refuses) {
+  const Context& ctx = context("cpu");
+  const auto refused = [&](const Case& c, const char* text) {
+    const Outcome o = c.run(ctx);
+    EXPECT_EQ(o.status.code(), Code::InvalidArgument);
+    EXPECT_NE(o.status.message().find(text), std::string::npos) << o.status.message();
+  };
+  Sizes s = sizes(1, 65, 2, 4, 5);
+  s.L = 7;
+  refused(make_case("chunk_log_linear_attn", s), ": level_scales: expected 8 levels or more");
+  const Case c = make_case("chunk_log_linear_attn", sizes(1, 65, 2, 4, 5));
+  refused(c.with("past_state"), ": past_state: expected with past_tokens");
+  refused(c.with("past_tokens"), ": past_tokens: expected with past_state");
+  const Case resumed = c.with("past_state").with("past_tokens");
+  expect_ok(resumed.run(ctx), resumed.text());
+  Buffer past(DType::I64, {1});
+  tools::fill(past.view(), 64.0);
+  refused(resumed.with("past_tokens", past.view()), ": level_scales: expected 9 levels or more");
+  tools::fill(past.view(), -1.0);
+  refused(resumed.with("past_tokens", past.view()), ": past_tokens: sequence 0: expected 0 or more, got -1");
 }
 
 }  // namespace
