@@ -200,10 +200,10 @@ namespace {
 HWY_EXPORT(abc_weights);
 HWY_EXPORT(abc_logit_gradients);
 
-Status forward(const AbcArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-  const AbcMemory mem(a, c.pool->size(), ws.data());
-  HWY_DYNAMIC_DISPATCH(abc_weights)(a, mem, *c.pool);
-  return slot_chunk_forward(abc_problem(a, mem.w, mem.g), *c.pool, mem.engine);
+Status forward(const AbcArgs& a, const CallInfo&, const LaunchInfo& l) {
+  const AbcMemory mem(a, l.pool->size(), l.workspace.data());
+  HWY_DYNAMIC_DISPATCH(abc_weights)(a, mem, *l.pool);
+  return slot_chunk_forward(abc_problem(a, mem.w, mem.g), *l.pool, mem.engine);
 }
 
 void copy_state(const TensorView& from, const TensorView& to) {
@@ -216,14 +216,14 @@ void copy_state(const TensorView& from, const TensorView& to) {
                         static_cast<double>(*reinterpret_cast<const float*>(from.at(n, h, i, j))));
 }
 
-Status backward(const AbcBackwardArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-  const AbcMemory mem(a, c.pool->size(), ws.data());
-  HWY_DYNAMIC_DISPATCH(abc_weights)(a, mem, *c.pool);
-  if (Status s = slot_chunk_backward(mem.problem(a), *c.pool, mem.engine); !s) return s;
+Status backward(const AbcBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
+  const AbcMemory mem(a, l.pool->size(), l.workspace.data());
+  HWY_DYNAMIC_DISPATCH(abc_weights)(a, mem, *l.pool);
+  if (Status s = slot_chunk_backward(mem.problem(a), *l.pool, mem.engine); !s) return s;
   if (a.ds) {
     if (mem.hk || mem.hv)
-      if (Status s = slot_chunk_forward(mem.final_states(a), *c.pool, mem.engine); !s) return s;
-    HWY_DYNAMIC_DISPATCH(abc_logit_gradients)(a, mem, *c.pool);
+      if (Status s = slot_chunk_forward(mem.final_states(a), *l.pool, mem.engine); !s) return s;
+    HWY_DYNAMIC_DISPATCH(abc_logit_gradients)(a, mem, *l.pool);
   }
   copy_state(mem.dhk, a.dh0);
   copy_state(mem.dhv, a.dh0_values);
@@ -238,14 +238,14 @@ void register_abc_cpu(Registry& r) {
   r.add(Kernel<AbcArgs>{
       .function = kChunkAbc,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "abc.chunk.forward",
       .verify = [](const AbcArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = [](const AbcArgs& a, const CallInfo& c) { return cpu::AbcMemory(a, c.threads, nullptr).bytes; },
       .launch = cpu::forward});
   r.add(Kernel<AbcBackwardArgs>{
       .function = kChunkAbcBackward,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "abc.chunk.backward",
       .verify = [](const AbcBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = [](const AbcBackwardArgs& a,
                       const CallInfo& c) { return cpu::AbcMemory(a, c.threads, nullptr).bytes; },

@@ -49,14 +49,14 @@ void weights(const TensorView& s, const TensorView& w, const TensorView& g) {
   });
 }
 
-Status forward(const AbcArgs& a, const CallInfo& c, std::span<std::byte>) {
+Status forward(const AbcArgs& a, const CallInfo&, const LaunchInfo& l) {
   const Slots w(a.s), g(a.s);
   weights(a.s, w.view, g.view);
-  return reference::slot_forward(abc_problem(a, w.view, g.view), *c.pool, {});
+  return reference::slot_forward(abc_problem(a, w.view, g.view), *l.pool, {});
 }
 
 // README.md (3)
-Status backward(const AbcBackwardArgs& a, const CallInfo& c, std::span<std::byte>) {
+Status backward(const AbcBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
   const Slots w(a.s), g(a.s), dw(a.s), dg(a.s);
   weights(a.s, w.view, g.view);
   SlotBackwardProblem p = abc_problem(a, w.view, g.view);
@@ -64,7 +64,7 @@ Status backward(const AbcBackwardArgs& a, const CallInfo& c, std::span<std::byte
   p.dg = dg.view;
   p.dhk0 = a.dh0;
   p.dhv0 = a.dh0_values;
-  if (Status s = reference::slot_backward(p, *c.pool, {}); !s) return s;
+  if (Status s = reference::slot_backward(p, *l.pool, {}); !s) return s;
   if (!a.ds) return {};
   const std::int64_t T = a.s.dim(1);
   for_slots(a.s, [&](std::int64_t b, std::int64_t h, std::int64_t m) {
@@ -89,13 +89,13 @@ Status backward(const AbcBackwardArgs& a, const CallInfo& c, std::span<std::byte
 void register_abc_ref(Registry& r) {
   r.add(Kernel<AbcArgs>{.function = kChunkAbc,
                         .backend = kReference,
-                        .name = "recurrence",
+                        .name = "abc.recurrence",
                         .verify = {},
                         .workspace = {},
                         .launch = forward});
   r.add(Kernel<AbcBackwardArgs>{.function = kChunkAbcBackward,
                                 .backend = kReference,
-                                .name = "recurrence",
+                                .name = "abc.recurrence",
                                 .verify = {},
                                 .workspace = {},
                                 .launch = backward});

@@ -560,59 +560,59 @@ void zero(const BasedBackwardArgs& a) {
   }
 }
 
-Status forward(const BasedArgs& a, const CallInfo& c, std::span<std::byte> ws) {
+Status forward(const BasedArgs& a, const CallInfo&, const LaunchInfo& l) {
   if (!by_features(a)) {
-    HWY_DYNAMIC_DISPATCH(tiles_forward)(a, *c.pool, ws.data());
+    HWY_DYNAMIC_DISPATCH(tiles_forward)(a, *l.pool, l.workspace.data());
     return {};
   }
-  const Features f(a, false, c.pool->size(), ws.data());
+  const Features f(a, false, l.pool->size(), l.workspace.data());
   for (std::int64_t i = 0; i < f.segments; ++i) {
-    HWY_DYNAMIC_DISPATCH(make_features)(f, a, i, true, *c.pool);
+    HWY_DYNAMIC_DISPATCH(make_features)(f, a, i, true, *l.pool);
     DiagProblem p = f.problem(i);
     if (i > 0) p.h0 = f.state(0);
     if (i + 1 < f.segments) p.ht = f.state(0);
     p.o = f.o;
     p.o.shape[1] = p.T;
-    if (Status s = diag_chunk_forward(p, 0, *c.pool, f.engine_memory); !s) return s;
-    HWY_DYNAMIC_DISPATCH(divide)(f, a, i, *c.pool);
+    if (Status s = diag_chunk_forward(p, 0, *l.pool, f.engine_memory); !s) return s;
+    HWY_DYNAMIC_DISPATCH(divide)(f, a, i, *l.pool);
   }
   return {};
 }
 
-Status backward(const BasedBackwardArgs& a, const CallInfo& c, std::span<std::byte> ws) {
+Status backward(const BasedBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
   if (!a.do_) {
     zero(a);
     return {};
   }
   if (!by_features(a)) {
-    Arena arena(ws.data());
+    Arena arena(l.workspace.data());
     float* rows = place_rows(arena, a);
-    HWY_DYNAMIC_DISPATCH(tiles_backward)(a, *c.pool, rows, arena.take<std::byte>(0));
+    HWY_DYNAMIC_DISPATCH(tiles_backward)(a, *l.pool, rows, arena.take<std::byte>(0));
     return {};
   }
-  const Features f(a, true, c.pool->size(), ws.data());
+  const Features f(a, true, l.pool->size(), l.workspace.data());
   std::fill(f.states, f.states + f.state_size, 0.0F);
   for (std::int64_t i = 0; i + 1 < f.segments; ++i) {
-    HWY_DYNAMIC_DISPATCH(make_features)(f, a, i, false, *c.pool);
+    HWY_DYNAMIC_DISPATCH(make_features)(f, a, i, false, *l.pool);
     DiagProblem p = f.problem(i);
     p.h0 = f.state(i);
     p.ht = f.state(i + 1);
-    if (Status s = diag_chunk_forward(p, 0, *c.pool, f.engine_memory); !s) return s;
+    if (Status s = diag_chunk_forward(p, 0, *l.pool, f.engine_memory); !s) return s;
   }
   for (std::int64_t i = f.segments - 1; i >= 0; --i) {
-    HWY_DYNAMIC_DISPATCH(make_features)(f, a, i, true, *c.pool);
+    HWY_DYNAMIC_DISPATCH(make_features)(f, a, i, true, *l.pool);
     if (a.use_norm) {
       DiagProblem p = f.problem(i);
       p.h0 = f.state(i);
       p.o = f.o;
       p.o.shape[1] = p.T;
-      if (Status s = diag_chunk_forward(p, 0, *c.pool, f.engine_memory); !s) return s;
+      if (Status s = diag_chunk_forward(p, 0, *l.pool, f.engine_memory); !s) return s;
     }
-    HWY_DYNAMIC_DISPATCH(upstream)(f, a, i, *c.pool);
+    HWY_DYNAMIC_DISPATCH(upstream)(f, a, i, *l.pool);
     DiagBackwardProblem p = f.gradients(i);
     if (i + 1 == f.segments) p.dht = {};
-    if (Status s = diag_chunk_backward(p, 0, *c.pool, f.engine_memory); !s) return s;
-    HWY_DYNAMIC_DISPATCH(store_gradients)(f, a, i, *c.pool);
+    if (Status s = diag_chunk_backward(p, 0, *l.pool, f.engine_memory); !s) return s;
+    HWY_DYNAMIC_DISPATCH(store_gradients)(f, a, i, *l.pool);
   }
   return {};
 }
@@ -620,14 +620,14 @@ Status backward(const BasedBackwardArgs& a, const CallInfo& c, std::span<std::by
 void add(Registry& r, FunctionId<BasedArgs> f, FunctionId<BasedBackwardArgs> b) {
   r.add(Kernel<BasedArgs>{.function = f,
                           .backend = "cpu",
-                          .name = "chunk",
+                          .name = "based.chunk.forward",
                           .verify = [](const BasedArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
                           .workspace = forward_workspace,
                           .launch = forward});
   r.add(Kernel<BasedBackwardArgs>{
       .function = b,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "based.chunk.backward",
       .verify = [](const BasedBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = backward_workspace,
       .launch = backward});

@@ -53,8 +53,8 @@ struct Head {
   }
 };
 
-Status forward(const BasedArgs& a, const CallInfo& c, std::span<std::byte>) {
-  c.pool->run(a.q.dim(0) * a.q.dim(2), [&](std::int64_t task, int) {
+Status forward(const BasedArgs& a, const CallInfo&, const LaunchInfo& l) {
+  l.pool->run(a.q.dim(0) * a.q.dim(2), [&](std::int64_t task, int) {
     const Head w(a, task);
     std::vector<double> o;
     for (std::int64_t i = 0; i < w.T; ++i) {
@@ -65,8 +65,8 @@ Status forward(const BasedArgs& a, const CallInfo& c, std::span<std::byte>) {
   return {};
 }
 
-Status backward(const BasedBackwardArgs& a, const CallInfo& c, std::span<std::byte>) {
-  c.pool->run(a.q.dim(0) * a.q.dim(2), [&](std::int64_t task, int) {
+Status backward(const BasedBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
+  l.pool->run(a.q.dim(0) * a.q.dim(2), [&](std::int64_t task, int) {
     const Head w(a, task);
     const auto size = [](std::int64_t n) { return static_cast<std::size_t>(n); };
     std::vector<double> o, up(size(w.V)), dq(size(w.T * w.K)), dk(size(w.T * w.K)), dv(size(w.T * w.V));
@@ -104,9 +104,9 @@ Status backward(const BasedBackwardArgs& a, const CallInfo& c, std::span<std::by
 
 void add(Registry& r, FunctionId<BasedArgs> f, FunctionId<BasedBackwardArgs> b) {
   r.add(Kernel<BasedArgs>{
-      .function = f, .backend = kReference, .name = "pairs", .verify = {}, .workspace = {}, .launch = forward});
+      .function = f, .backend = kReference, .name = "based.pairs", .verify = {}, .workspace = {}, .launch = forward});
   r.add(Kernel<BasedBackwardArgs>{
-      .function = b, .backend = kReference, .name = "pairs", .verify = {}, .workspace = {}, .launch = backward});
+      .function = b, .backend = kReference, .name = "based.pairs", .verify = {}, .workspace = {}, .launch = backward});
 }
 
 }  // namespace

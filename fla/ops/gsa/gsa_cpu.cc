@@ -3,10 +3,6 @@
 
 namespace fla {
 
-void register_gsa_cpu(Registry& r) {
-  r.add_backend("gsa", cpu_backend());
-  register_engine(r, kChunkGsa, kChunkGsaBackward, kSlotChunk);
-  register_engine(r, kFusedRecurrentGsa, kFusedRecurrentGsaBackward, kSlotStep);
-}
+void register_gsa_cpu(Registry& r) { register_cpu(r, "gsa", kGsaFunctions, kSlotChunk, kSlotStep); }
 
 }  // namespace fla

@@ -2,12 +2,17 @@
 #pragma once
 
 #include <cmath>
+#include <tuple>
 
+#include "fla/engine/common/functions.h"
 #include "fla/engine/diag/problem.h"
 #include "fla/engine/slot/problem.h"
 #include "fla/ops/gsa/gsa.h"
 
 namespace fla {
+
+inline constexpr std::tuple kGsaFunctions{chunk_form(kChunkGsa, kChunkGsaBackward),
+                                          step_form(kFusedRecurrentGsa, kFusedRecurrentGsaBackward)};
 
 inline SlotProblem to_problem(const GsaArgs& a) {
   SlotProblem p;

@@ -3,9 +3,6 @@
 
 namespace fla {
 
-void register_gsa_ref(Registry& r) {
-  register_engine(r, kChunkGsa, kChunkGsaBackward, kSlotReference);
-  register_engine(r, kFusedRecurrentGsa, kFusedRecurrentGsaBackward, kSlotReference);
-}
+void register_gsa_ref(Registry& r) { register_reference(r, kGsaFunctions, kSlotReference); }
 
 }  // namespace fla

@@ -533,16 +533,16 @@ std::size_t tiles_of(const LogLinearAttnArgs& a, int threads, bool backward) {
   return LevelTiles::bytes(LevelSizes(a), backward) * static_cast<std::size_t>(slots_for(a, threads));
 }
 
-Status forward(const LogLinearAttnArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-  HWY_DYNAMIC_DISPATCH(level_forward)(a, slots_for(a, c.pool->size()), *c.pool, ws.data());
+Status forward(const LogLinearAttnArgs& a, const CallInfo&, const LaunchInfo& l) {
+  HWY_DYNAMIC_DISPATCH(level_forward)(a, slots_for(a, l.pool->size()), *l.pool, l.workspace.data());
   return {};
 }
 
-Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo& c, std::span<std::byte> ws) {
-  Arena arena(ws.data());
+Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
+  Arena arena(l.workspace.data());
   const LevelGradients all(a, arena);
   HWY_DYNAMIC_DISPATCH(level_backward)
-  (a, all, slots_for(a, c.pool->size()), *c.pool, arena.take<std::byte>(0));
+  (a, all, slots_for(a, l.pool->size()), *l.pool, arena.take<std::byte>(0));
   return {};
 }
 
@@ -560,14 +560,14 @@ void register_log_linear_attn_cpu(Registry& r) {
   r.add(Kernel<LogLinearAttnArgs>{
       .function = kChunkLogLinearAttn,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "log_linear.chunk.forward",
       .verify = [](const LogLinearAttnArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = [](const LogLinearAttnArgs& a, const CallInfo& c) { return cpu::tiles_of(a, c.threads, false); },
       .launch = cpu::forward});
   r.add(Kernel<LogLinearAttnBackwardArgs>{
       .function = kChunkLogLinearAttnBackward,
       .backend = "cpu",
-      .name = "chunk",
+      .name = "log_linear.chunk.backward",
       .verify = [](const LogLinearAttnBackwardArgs& a, const CallInfo& c) { return verify_cpu(c, a.q.dtype); },
       .workspace = cpu::backward_workspace,
       .launch = cpu::backward});

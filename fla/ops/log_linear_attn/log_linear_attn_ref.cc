@@ -76,9 +76,9 @@ struct Head {
   }
 };
 
-Status forward(const LogLinearAttnArgs& a, const CallInfo& c, std::span<std::byte>) {
+Status forward(const LogLinearAttnArgs& a, const CallInfo&, const LaunchInfo& l) {
   const std::int64_t H = a.v.dim(2);
-  c.pool->run(log_linear_sequences(a) * H, [&](std::int64_t task, int) {
+  l.pool->run(log_linear_sequences(a) * H, [&](std::int64_t task, int) {
     Head w(a, task / H, task % H);
     for (std::int64_t t = 0; t < w.s.length; ++t) {
       w.decay(t);
@@ -100,9 +100,9 @@ Status forward(const LogLinearAttnArgs& a, const CallInfo& c, std::span<std::byt
   return {};
 }
 
-Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo& c, std::span<std::byte>) {
+Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
   const std::int64_t H = a.v.dim(2), K = a.q.dim(3), V = a.v.dim(3), L = a.level_scales.dim(3);
-  c.pool->run(log_linear_sequences(a), [&](std::int64_t n, int) {
+  l.pool->run(log_linear_sequences(a), [&](std::int64_t n, int) {
     const LogLinearSequence s(a, n);
     const std::int64_t T = s.length;
     Vector dq(size(T * K)), dk(size(T * K));
@@ -171,13 +171,13 @@ Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo& c, std::span
 void register_log_linear_attn_ref(Registry& r) {
   r.add(Kernel<LogLinearAttnArgs>{.function = kChunkLogLinearAttn,
                                   .backend = kReference,
-                                  .name = "recurrence",
+                                  .name = "log_linear.recurrence",
                                   .verify = {},
                                   .workspace = {},
                                   .launch = forward});
   r.add(Kernel<LogLinearAttnBackwardArgs>{.function = kChunkLogLinearAttnBackward,
                                           .backend = kReference,
-                                          .name = "pairs",
+                                          .name = "log_linear.pairs",
                                           .verify = {},
                                           .workspace = {},
                                           .launch = backward});

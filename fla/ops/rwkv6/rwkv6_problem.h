@@ -1,10 +1,17 @@
 // What rwkv6 asks of the diagonal-decay engine: reads before the update and the bonus, problem.h (2').
 #pragma once
 
+#include <tuple>
+
+#include "fla/engine/common/functions.h"
 #include "fla/engine/diag/problem.h"
 #include "fla/ops/rwkv6/rwkv6.h"
 
 namespace fla {
+
+inline constexpr std::tuple kRwkv6Functions{chunk_form(kChunkRwkv6, kChunkRwkv6Backward),
+                                            step_form(kFusedRecurrentRwkv6, kFusedRecurrentRwkv6Backward),
+                                            step_form(kRwkv6Step)};
 
 inline DiagProblem to_problem(const Rwkv6Args& a) {
   DiagProblem p = diag_problem(a.r, a.k, a.v, a.scale, a.cu_seqlens);

@@ -3,10 +3,6 @@
 
 namespace fla {
 
-void register_rwkv6_ref(Registry& r) {
-  register_diag_reference(r, kChunkRwkv6, kChunkRwkv6Backward);
-  register_diag_reference(r, kFusedRecurrentRwkv6, kFusedRecurrentRwkv6Backward);
-  register_engine(r, kRwkv6Step, kDiagReference);
-}
+void register_rwkv6_ref(Registry& r) { register_diag_reference(r, kRwkv6Functions); }
 
 }  // namespace fla
