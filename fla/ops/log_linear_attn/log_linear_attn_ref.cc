@@ -76,9 +76,9 @@ struct Head {
   }
 };
 
-Status forward(const LogLinearAttnArgs& a, const CallInfo&, const LaunchInfo& l) {
+Status forward(const LogLinearAttnArgs& a, const CallInfo&, const LaunchInfo& launch) {
   const std::int64_t H = a.v.dim(2);
-  l.pool->run(log_linear_sequences(a) * H, [&](std::int64_t task, int) {
+  launch.pool->run(log_linear_sequences(a) * H, [&](std::int64_t task, int) {
     Head w(a, task / H, task % H);
     for (std::int64_t t = 0; t < w.s.length; ++t) {
       w.decay(t);
@@ -100,9 +100,9 @@ Status forward(const LogLinearAttnArgs& a, const CallInfo&, const LaunchInfo& l)
   return {};
 }
 
-Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo&, const LaunchInfo& l) {
+Status backward(const LogLinearAttnBackwardArgs& a, const CallInfo&, const LaunchInfo& launch) {
   const std::int64_t H = a.v.dim(2), K = a.q.dim(3), V = a.v.dim(3), L = a.level_scales.dim(3);
-  l.pool->run(log_linear_sequences(a), [&](std::int64_t n, int) {
+  launch.pool->run(log_linear_sequences(a), [&](std::int64_t n, int) {
     const LogLinearSequence s(a, n);
     const std::int64_t T = s.length;
     Vector dq(size(T * K)), dk(size(T * K));
