@@ -50,7 +50,8 @@ int main(int argc, char** argv) {
   fla::gate::register_function_tests();
   if (list) {
     fla::gate::list_exercises(fla::gate::judges_one_by_one());
-    return 0;
+    std::fflush(nullptr);
+    _exit(0);  // without a plug-in's own destructors, as below
   }
   fla::gate::watch_exercises(record);
   int rc = RUN_ALL_TESTS();

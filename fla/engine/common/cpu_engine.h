@@ -94,12 +94,21 @@ ErasedKernel cpu_kernel(FunctionId<A> function, const char* backend, const char*
 
 }  // namespace detail
 
+template <typename A>
+concept HasQueries = requires(const A& a) {
+  a.q;
+};
+template <typename A>
+concept HasReceptance = requires(const A& a) {
+  a.r;
+};
+
 // The type of a call's wide arguments: that of q, or of what stands for it.
 template <typename A>
 DType first_wide(const A& a) {
-  if constexpr (requires { a.q; }) {
+  if constexpr (HasQueries<A>) {
     return a.q.dtype;
-  } else if constexpr (requires { a.r; }) {
+  } else if constexpr (HasReceptance<A>) {
     return a.r.dtype;
   } else {
     return a.x.dtype;

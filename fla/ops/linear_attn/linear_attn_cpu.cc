@@ -255,8 +255,8 @@ struct Normalised : Normalise {
     finish(base, threads, e.forward_workspace(forward, threads));
   }
 
-  Normalised(const LinearAttnBackwardArgs& a, Engine e, int threads, std::byte* base) : memory_(base) {
-    backward = to_problem(a);
+  Normalised(const LinearAttnBackwardArgs& a, Engine e, int threads, std::byte* base)
+      : backward(to_problem(a)), memory_(base) {
     p = forward = backward;
     do_ = a.do_;
     wanted_dq = a.dq;

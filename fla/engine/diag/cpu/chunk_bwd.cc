@@ -13,6 +13,7 @@
 //          have no decay between them either and are left out as well
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "fla/engine/diag/cpu/entry.h"
 #include "fla/engine/diag/cpu/internal.h"
@@ -554,11 +555,13 @@ double* place_du(const DiagBackwardProblem& p, Arena& arena) {
   return p.du ? arena.take<double>(p.N * p.H * p.K) : nullptr;
 }
 
-void sum_du(const DiagBackwardProblem& p, const double* du) {
+// du: [sequences, H, K].
+void sum_du(const DiagBackwardProblem& p, std::span<const double> du) {
+  const auto sequence = static_cast<std::size_t>(p.H * p.K);
   for (std::int64_t h = 0; h < p.H; ++h) {
     for (std::int64_t c = 0; c < p.K; ++c) {
       double sum = 0.0;
-      for (std::int64_t n = 0; n < p.N; ++n) sum += du[(n * p.H + h) * p.K + c];
+      for (auto at = static_cast<std::size_t>(h * p.K + c); at < du.size(); at += sequence) sum += du[at];
       store_element(p.du.at(h, c), p.du.dtype, sum);
     }
   }
@@ -577,7 +580,7 @@ Status diag_chunk_backward(const DiagBackwardProblem& p, std::int64_t chunk, Thr
                            std::span<std::byte> workspace) {
   if (p.gv) return {Code::Unsupported, "diag_chunk_backward: gv needs the step form"};
   if (p.N == 0 || p.H == 0) {
-    if (p.du) sum_du(p, nullptr);
+    if (p.du) sum_du(p, {});
     return {};
   }
   if (workspace.size() < diag_chunk_backward_workspace(p, chunk, pool.size())) {
@@ -586,7 +589,7 @@ Status diag_chunk_backward(const DiagBackwardProblem& p, std::int64_t chunk, Thr
   Arena arena(workspace.data());
   double* du = place_du(p, arena);
   HWY_DYNAMIC_DISPATCH(backward)(p, backward_plan(p, chunk, pool.size()), pool, du, arena.take<std::byte>(0));
-  if (p.du) sum_du(p, du);
+  if (p.du) sum_du(p, {du, static_cast<std::size_t>(p.N * p.H * p.K)});
   return {};
 }
 
