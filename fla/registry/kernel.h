@@ -85,7 +85,8 @@ class PlanMemory {
 
   template <typename P, typename... Args>
   P* make(Args&&... args) {
-    static_assert(sizeof(P) <= kBytes && alignof(P) <= kAlign, "a plan has to fit: raise kBytes");
+    static_assert(sizeof(P) <= kBytes, "a plan has to fit: raise kBytes");
+    static_assert(alignof(P) <= kAlign, "a plan has to fit: raise kAlign");
     clear();
     P* p = new (bytes_) P(std::forward<Args>(args)...);
     plan_ = p;

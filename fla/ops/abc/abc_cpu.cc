@@ -78,7 +78,7 @@ struct AbcMemory {
     if (base != nullptr) arena = Arena(base);
     w = view(arena, a.s.dims());
     g = view(arena, a.s.dims());
-    rows = arena.floats(threads * 5 * pad_up(a.s.dim(3)));
+    rows = arena.floats(std::int64_t{5} * threads * pad_up(a.s.dim(3)));
     return arena;
   }
   void finish(Arena& arena, std::size_t need) {

@@ -97,7 +97,7 @@ struct Features {
       d = floats(arena, {s.B, s.H, F, W});
     }
     states = arena.floats((backward ? std::max<std::int64_t>(segments, 1) : 1) * state_size);
-    rows = arena.floats(threads * 3 * row_size);
+    rows = arena.floats(std::int64_t{3} * threads * row_size);
     std::size_t engine = diag_chunk_forward_workspace(problem(0), 0, threads);
     if (backward) engine = std::max(engine, diag_chunk_backward_workspace(gradients(0), 0, threads));
     std::byte* rest = arena.take<std::byte>(static_cast<std::int64_t>(engine));
