@@ -15,6 +15,10 @@ namespace {
 thread_local bool counting = false;
 thread_local long allocations = 0;
 
+}  // namespace
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+namespace {
 void* counted(std::size_t n) {
   if (counting) ++allocations;
   void* p = std::malloc(n == 0 ? 1 : n);
@@ -22,8 +26,6 @@ void* counted(std::size_t n) {
   return p;
 }
 }  // namespace
-
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 void* operator new(std::size_t n) { return counted(n); }
 void* operator new[](std::size_t n) { return counted(n); }
 void operator delete(void* p) noexcept { std::free(p); }
