@@ -98,12 +98,6 @@ struct TensorView {
   }
 };
 
-// Entry (i) or (i, j) of a table of I32 or I64 that the host can read.
-inline std::int64_t index_at(const TensorView& t, std::int64_t i, std::int64_t j = 0) {
-  const std::byte* p = t.at(i, j);
-  return t.dtype == DType::I32 ? *reinterpret_cast<const std::int32_t*>(p) : *reinterpret_cast<const std::int64_t*>(p);
-}
-
 // "[2,128,4,64]"
 FLA_API std::string shape_string(std::span<const std::int64_t> dims);
 

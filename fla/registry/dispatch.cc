@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "fla/core/context_core.h"
+#include "fla/core/index_table.h"
 #include "fla/core/version.h"
 #include "fla/registry/registry.h"
 
@@ -464,7 +465,7 @@ struct PreparedCall::State {
       if (!t || t.device.type != DeviceType::Cpu) continue;
       if (!a.cuts.empty()) {
         Table& table = tables.emplace_back(Table{&a, {}});
-        for (std::int64_t i = 0; i < t.dim(0); ++i) table.entries.push_back(index_at(t, i));
+        for (std::int64_t i = 0; i < t.dim(0); ++i) table.entries.push_back(read_index(t, i));
       } else {
         slots = true;
       }
@@ -475,7 +476,7 @@ struct PreparedCall::State {
     for (const Table& table : tables) {
       const TensorView& t = table.arg->get(r.args);
       for (std::size_t i = 0; i < table.entries.size(); ++i)
-        if (const std::int64_t now = index_at(t, static_cast<std::int64_t>(i)); now != table.entries[i])
+        if (const std::int64_t now = read_index(t, static_cast<std::int64_t>(i)); now != table.entries[i])
           return r.bad(table.arg->name + ": the call was prepared for boundaries whose entry " + std::to_string(i) +
                        " is " + std::to_string(table.entries[i]) + ", got " + std::to_string(now) +
                        "; prepare another");

@@ -12,6 +12,7 @@
 #include <new>
 #include <utility>
 
+#include "fla/core/index_table.h"
 #include "fla/registry/observe.h"
 
 namespace fla {
@@ -244,7 +245,7 @@ struct Checker {
   }
 
   Status boundaries(const ArgSpec& a, const TensorView& t) const {
-    const auto at = [&](std::int64_t i) { return index_at(t, i); };
+    const auto at = [&](std::int64_t i) { return read_index(t, i); };
     if (at(0) != 0) return bad(a.name, "must start at 0, starts at " + std::to_string(at(0)));
     for (std::int64_t i = 1; i < t.dim(0); ++i)
       if (at(i) < at(i - 1))
@@ -264,9 +265,9 @@ struct Checker {
     if (t.device.type != DeviceType::Cpu) return bad(a.name, "must be in host memory");
     if (Status s = boundaries(a, t); !s) return s;
     for (std::int64_t i = 0; of.device.type == DeviceType::Cpu && i < of.dim(0); ++i)
-      if (index_at(of, i) != index_at(t, i))
+      if (read_index(of, i) != read_index(t, i))
         return bad(a.name, "expected the values of " + a.host_of + ", but entry " + std::to_string(i) + " is " +
-                               std::to_string(index_at(t, i)) + ", not " + std::to_string(index_at(of, i)));
+                               std::to_string(read_index(t, i)) + ", not " + std::to_string(read_index(of, i)));
     return {};
   }
 
@@ -414,8 +415,8 @@ struct Padding {
     if (slots == nullptr) return false;
     std::int64_t n = b;
     if (cu_seqlens != nullptr)
-      for (n = 0; n + 1 < slots->dim(0) && t >= index_at(*cu_seqlens, n + 1);) ++n;
-    return n < slots->dim(0) && index_at(*slots, n) < 0;
+      for (n = 0; n + 1 < slots->dim(0) && t >= read_index(*cu_seqlens, n + 1);) ++n;
+    return n < slots->dim(0) && read_index(*slots, n) < 0;
   }
 };
 
