@@ -1,4 +1,4 @@
-// The double-precision reference of the delta-rule recurrences: the equations of delta.h token by token, written for
+// The double-precision reference of the delta-rule recurrences: the equations of problem.h token by token, written for
 // reading. It shares no helper with any kernel.
 #pragma once
 

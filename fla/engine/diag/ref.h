@@ -1,5 +1,5 @@
-// The double-precision reference of the diagonal-decay recurrence: the equations of diag.h token by token, written for
-// reading. It shares no helper with any kernel.
+// The double-precision reference of the diagonal-decay recurrence: the equations of problem.h token by token, written
+// for reading. It shares no helper with any kernel.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// The double-precision reference of the key preconditioner: precond.h (1) and (2) token by token, written for reading.
+// The double-precision reference of the key preconditioner: problem.h (1) and (2) token by token, written for reading.
 #include <algorithm>
 #include <cmath>
 #include <memory>

@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/prefetch.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();

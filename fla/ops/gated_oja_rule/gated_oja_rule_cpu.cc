@@ -18,6 +18,10 @@
 
 #include "fla/engine/delta/cpu/internal.h"
 #include "fla/engine/delta/engine.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/prefetch.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 #include "fla/ops/gated_oja_rule/gated_oja_rule.h"
 

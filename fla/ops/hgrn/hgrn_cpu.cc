@@ -23,6 +23,7 @@
 #include <span>
 
 #include "fla/engine/diag/engine.h"
+#include "fla/kernels/cpu/arena.h"
 #include "fla/kernels/cpu/rows.h"
 #include "fla/ops/hgrn/hgrn.h"
 

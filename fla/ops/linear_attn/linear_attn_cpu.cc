@@ -21,6 +21,7 @@
 
 #include "fla/engine/diag/cpu/internal.h"
 #include "fla/engine/diag/engine.h"
+#include "fla/kernels/cpu/arena.h"
 #include "fla/kernels/cpu/rows.h"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 

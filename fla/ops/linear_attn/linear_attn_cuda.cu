@@ -6,6 +6,9 @@
 #include <initializer_list>
 #include <type_traits>
 
+#include "fla/engine/diag/cuda/arena.h"
+#include "fla/engine/diag/cuda/gates.cuh"
+#include "fla/engine/diag/cuda/launches.h"
 #include "fla/engine/diag/cuda/params.cuh"
 #include "fla/ops/linear_attn/linear_attn_problem.h"
 

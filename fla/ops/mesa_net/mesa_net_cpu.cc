@@ -20,6 +20,9 @@
 
 #include "fla/engine/common/cpu_engine.h"
 #include "fla/engine/diag/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 #include "fla/ops/mesa_net/mesa_net.h"
 

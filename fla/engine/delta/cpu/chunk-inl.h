@@ -1,10 +1,10 @@
 // What the chunk form's forward and backward share: the front end (normalisation, beta, gates), the preparation of a
 // chunk, and its action on the state. Per-target code.
-#if defined(FLA_OPS_COMMON_DELTA_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FLA_OPS_COMMON_DELTA_CPU_CHUNK_INL_H_
-#undef FLA_OPS_COMMON_DELTA_CPU_CHUNK_INL_H_
+#if defined(FLA_ENGINE_DELTA_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FLA_ENGINE_DELTA_CPU_CHUNK_INL_H_
+#undef FLA_ENGINE_DELTA_CPU_CHUNK_INL_H_
 #else
-#define FLA_OPS_COMMON_DELTA_CPU_CHUNK_INL_H_
+#define FLA_ENGINE_DELTA_CPU_CHUNK_INL_H_
 #endif
 
 #include <algorithm>
@@ -13,9 +13,12 @@
 
 #include "fla/engine/delta/cpu/internal.h"
 #include "fla/engine/diag/cpu/chunk-inl.h"
+#include "fla/kernels/cpu/arena.h"
 #include "fla/kernels/cpu/gemm-inl.h"
 #include "fla/kernels/cpu/io-inl.h"
 #include "fla/kernels/cpu/math-inl.h"
+#include "fla/kernels/cpu/prefetch.h"
+#include "fla/kernels/cpu/rows.h"
 #include "fla/kernels/cpu/solve-inl.h"
 #include "hwy/contrib/math/math-inl.h"
 #include "hwy/highway.h"
@@ -127,11 +130,12 @@ struct DeltaTiles {
   float *sa = nullptr, *sa1 = nullptr;       // s e^{anchor - G}
   float *qe = nullptr, *ne = nullptr;        // the same from the chunk's entry on, where that is something else
   const float *q0 = nullptr, *n0 = nullptr;  // what q and n read of the entering state: qa, na or qe, ne
-  float *e = nullptr, *jump = nullptr;       // as in diag_cpu_chunk-inl.h; jump also in row 0, 1 where nothing jumps
-  float *st = nullptr, *st1 = nullptr;       // s e^{G_C - G}, key-major
-  float *N = nullptr, *P = nullptr;          // squares <n_i, s_j>, <scale q_i, s_j> with their decay
-  float *N1 = nullptr, *P1 = nullptr;        // for s1
-  float* mask = nullptr;                     // square e^{G_i - G_j}, j <= i; head gate
+  // As in the diagonal engine's chunk-inl.h; jump also in row 0, 1 where nothing jumps.
+  float *e = nullptr, *jump = nullptr;
+  float *st = nullptr, *st1 = nullptr;  // s e^{G_C - G}, key-major
+  float *N = nullptr, *P = nullptr;     // squares <n_i, s_j>, <scale q_i, s_j> with their decay
+  float *N1 = nullptr, *P1 = nullptr;   // for s1
+  float* mask = nullptr;                // square e^{G_i - G_j}, j <= i; head gate
   float *decay = nullptr, *ep = nullptr, *rel = nullptr, *bias = nullptr;  // [pad_up(K)], rel twice
   float *eg = nullptr, *en = nullptr, *ec = nullptr;  // [token_ld] e^{G_i}, e^{level of n_i}, e^{G_C - G_i}; head gate
   float *hg = nullptr, *hy = nullptr;                 // [token_ld] g and raw g + bias per row
@@ -319,16 +323,6 @@ HWY_NOINLINE void load_values(const DeltaInputs& x, const DeltaTiles& t, std::in
   }
 }
 
-inline HWY_NOINLINE void scale_columns_of(float* st, std::int64_t lt, std::int64_t K, std::int64_t n, const float* by) {
-  const hn::ScalableTag<float> d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t c = 0; c < K; ++c) {
-    const auto s = hn::Set(d, by[c]);
-    float* row = st + c * lt;
-    for (std::int64_t j = 0; j < n; j += lanes) hn::StoreU(hn::Mul(s, hn::LoadU(d, row + j)), d, row + j);
-  }
-}
-
 // As kSegmentRange. A sum of 32 gates of about -0.8, log sigmoids of a normal variable, stays within this, so that the
 // backward's chunks are seldom cut.
 constexpr float kDeltaSegmentRange = 40.0F;
@@ -338,7 +332,7 @@ constexpr float kDeltaSegmentRange = 40.0F;
 //
 // The level of n_i is G_i, or with `before` G_{i-1}: then row i goes with the anchor of row i - 1, so that its exponent
 // against earlier rows and towards the chunk's entry stays in the range of that anchor, however strong g_i is.
-// Segments and anchors otherwise as in diag_cpu_chunk-inl.h.
+// Segments and anchors otherwise as in the diagonal engine's chunk-inl.h.
 template <DeltaKind kKind, KeyGate kGate>
 HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64_t K, std::int64_t C, float scale,
                                       bool before, bool want_q, bool backward) {
@@ -431,7 +425,7 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
       }
     }
   } else {
-    const auto one = hn::Set(d, 1.0F), range = hn::Set(d, kDeltaSegmentRange);
+    const auto one = hn::Set(d, 1.0F);
     float* rel = t.rel;
     float* next = t.rel + kp;
     std::fill(t.ep, t.ep + kp, 1.0F);
@@ -475,16 +469,9 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
     }
 
     for (std::int64_t i = 0; i < C; ++i) {
-      const float* g = t.g + i * kp;
-      auto inside = hn::Eq(one, one);
-      for (std::int64_t c = 0; c < kp; c += lanes) {
-        const auto x = hn::Add(hn::LoadU(d, rel + c), hn::LoadU(d, g + c));
-        hn::StoreU(x, d, next + c);
-        inside = hn::And(inside, hn::Le(hn::Abs(x), range));
-      }
       float* e = t.e != nullptr ? t.e + i * kp : t.decay;
       const std::int64_t in = i + shift;  // the row of n at this level
-      if (hn::AllTrue(d, inside)) {
+      if (within_range(rel, t.g + i * kp, kp, kDeltaSegmentRange, next)) {
         for (std::int64_t c = 0; c < kp; c += lanes) {
           const auto x = hn::LoadU(d, next + c);
           const auto ex = exp_v(d, x);
@@ -500,19 +487,16 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
       }
       close(i);
       float* jump = t.jump != nullptr ? t.jump + i * kp : next;
+      start_anchor(next, kp, jump, t.ep, rel);
       for (std::int64_t c = 0; c < kp; c += lanes) {
-        const auto j = exp_v(d, hn::LoadU(d, next + c));
-        hn::StoreU(j, d, jump + c);
-        hn::StoreU(hn::Mul(j, hn::LoadU(d, t.ep + c)), d, t.ep + c);
-        hn::StoreU(hn::Zero(d), d, rel + c);
         hn::StoreU(one, d, e + c);
         if (want_q) hn::StoreU(hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c)), d, t.qa + i * kp + c);
       }
       if (t.sa != t.s) std::copy(t.s + i * kp, t.s + (i + 1) * kp, t.sa + i * kp);
       if (kGeneral && t.sa1 != t.s1) std::copy(t.s1 + i * kp, t.s1 + (i + 1) * kp, t.sa1 + i * kp);
       if (in < C && t.na != t.n) std::copy(t.n + in * kp, t.n + (in + 1) * kp, t.na + in * kp);
-      scale_columns_of(t.st, lt, K, i, jump);
-      if (kGeneral) scale_columns_of(t.st1, lt, K, i, jump);
+      scale_columns(t.st, lt, K, i, jump);
+      if (kGeneral) scale_columns(t.st1, lt, K, i, jump);
       start = i;
       entry = false;
       t.entry_jump = t.entry_jump || i == 0;
@@ -520,8 +504,8 @@ HWY_NOINLINE void prepare_delta_chunk(DeltaTiles& t, std::int64_t BT, std::int64
     close(C);
     t.segment[t.segments] = C;
     const float* last = t.e != nullptr ? t.e + (C - 1) * kp : t.decay;
-    scale_columns_of(t.st, lt, K, C, last);
-    if (kGeneral) scale_columns_of(t.st1, lt, K, C, last);
+    scale_columns(t.st, lt, K, C, last);
+    if (kGeneral) scale_columns(t.st1, lt, K, C, last);
     for (std::int64_t c = 0; c < kp; c += lanes) {
       hn::StoreU(hn::Mul(hn::LoadU(d, t.ep + c), hn::LoadU(d, last + c)), d, t.decay + c);
     }

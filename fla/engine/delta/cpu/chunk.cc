@@ -12,6 +12,10 @@
 
 #include "fla/engine/delta/cpu/entry.h"
 #include "fla/engine/delta/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/prefetch.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -21,8 +25,8 @@
 
 #include "fla/engine/delta/cpu/chunk-inl.h"
 
-#ifndef FLA_OPS_COMMON_DELTA_CPU_CHUNK_CC_ONCE
-#define FLA_OPS_COMMON_DELTA_CPU_CHUNK_CC_ONCE
+#ifndef FLA_ENGINE_DELTA_CPU_CHUNK_CC_ONCE
+#define FLA_ENGINE_DELTA_CPU_CHUNK_CC_ONCE
 namespace fla::cpu {
 
 // Rows per chunk: the work inside a chunk grows with it, and 16 is the smallest that fills the registers.

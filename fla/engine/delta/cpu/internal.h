@@ -7,6 +7,7 @@
 
 #include "fla/engine/delta/problem.h"
 #include "fla/engine/diag/cpu/internal.h"
+#include "fla/kernels/cpu/prefetch.h"
 #include "fla/kernels/cpu/rows.h"
 
 namespace fla::cpu {

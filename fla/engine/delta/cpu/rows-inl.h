@@ -1,10 +1,10 @@
 // The way back through the front end: from the gradients of n, s, s1, x and the log gates of some rows to those of the
 // user's tensors. Shared by the chunk and the step form's backward. Per-target code.
-#if defined(FLA_OPS_COMMON_DELTA_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FLA_OPS_COMMON_DELTA_CPU_ROWS_INL_H_
-#undef FLA_OPS_COMMON_DELTA_CPU_ROWS_INL_H_
+#if defined(FLA_ENGINE_DELTA_CPU_ROWS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FLA_ENGINE_DELTA_CPU_ROWS_INL_H_
+#undef FLA_ENGINE_DELTA_CPU_ROWS_INL_H_
 #else
-#define FLA_OPS_COMMON_DELTA_CPU_ROWS_INL_H_
+#define FLA_ENGINE_DELTA_CPU_ROWS_INL_H_
 #endif
 
 #include <algorithm>
@@ -12,6 +12,8 @@
 
 #include "fla/engine/delta/cpu/chunk-inl.h"
 #include "fla/engine/delta/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/rows.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -257,8 +259,8 @@ inline HWY_NOINLINE void store_channel_gate(const DeltaInputs& x, const DeltaGra
 HWY_AFTER_NAMESPACE();
 
 // The sums over sequences, in order. partial: [N, HV, gate_sums_size].
-#ifndef FLA_OPS_COMMON_DELTA_CPU_ROWS_ONCE
-#define FLA_OPS_COMMON_DELTA_CPU_ROWS_ONCE
+#ifndef FLA_ENGINE_DELTA_CPU_ROWS_ONCE
+#define FLA_ENGINE_DELTA_CPU_ROWS_ONCE
 namespace fla::cpu {
 
 inline void store_gate_sums(const DeltaBackwardProblem& p, const double* partial, std::int64_t size) {

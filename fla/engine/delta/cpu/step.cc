@@ -15,6 +15,9 @@
 
 #include "fla/engine/delta/cpu/entry.h"
 #include "fla/engine/delta/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -24,8 +27,8 @@
 
 #include "fla/engine/delta/cpu/rows-inl.h"
 
-#ifndef FLA_OPS_COMMON_DELTA_CPU_STEP_CC_ONCE
-#define FLA_OPS_COMMON_DELTA_CPU_STEP_CC_ONCE
+#ifndef FLA_ENGINE_DELTA_CPU_STEP_CC_ONCE
+#define FLA_ENGINE_DELTA_CPU_STEP_CC_ONCE
 namespace fla::cpu {
 
 // Rows that one run of the front end prepares, and rows between two kept states of the backward.

@@ -1,5 +1,5 @@
 // What the tensor-core kernels of the delta rule share: chunks, their place in the workspace, their tiles in shared
-// memory. The equations are in delta_cuda_chunk_fwd.cuh.
+// memory. The equations are in chunk_forward.cuh.
 #pragma once
 
 #include <type_traits>
@@ -31,7 +31,7 @@ struct DeltaChunkSpace {
   T *e, *dvbar;          // [BT, 16 value_tiles]
   float* partials;       // [1 + K], or [2] with a gate per head: sums over the chunk for A_log and dt_bias
   int value_tiles;       // of 16 value channels that the blocks of a head cover
-  // Where time is cut, an item per (segment, value head): delta_cuda_segment.cuh
+  // Where time is cut, an item per (segment, value head): segment.cuh
   std::uint32_t* transfers;  // M^T as operand tiles, upper and lower halves in pairs of bf16
   float* ends;               // N, then the state at the segment's end, as accumulators: [value_tiles, KP / 8]
   std::int32_t* passes;      // 0 where the segment forgets the state that enters it, and its M is not written

@@ -1,6 +1,6 @@
 // delta_gradient_kernel: the part of the backward that is parallel over chunks; equations (6) to (10) are in
-// delta_cuda_chunk_bwd.cuh. A block serves a (slot, key head), a warp 16 key channels of all its tokens: what belongs
-// to a (token, channel) stays in one lane's registers from the products with the states to the gradients.
+// chunk_backward.cuh. A block serves a (slot, key head), a warp 16 key channels of all its tokens: what belongs to a
+// (token, channel) stays in one lane's registers from the products with the states to the gradients.
 //   P_ij = scale r_i r'_j dP_ij (j <= i),  L_ij = -r'_i r'_j dL_ij (j < i)   r, r': what normalises a row of q, of k
 //   (1)
 // are rounded to 16 bits once, so that <q, dq> and <k, u> of a pair of tokens cancel; the rows of q and k stay as

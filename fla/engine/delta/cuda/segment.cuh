@@ -1,6 +1,6 @@
 // Where sequences are cut into segments of whole chunks, exactly: over a segment the state goes from S to M S + N.
 //   delta_chunk_kernel  in mode Transfer: M and N of all segments but a sequence's last, in parallel: (2) and (3) of
-//                       delta_cuda_chunk_fwd.cuh for K columns that start from the identity and have v = 0, and for V
+//                       chunk_forward.cuh for K columns that start from the identity and have v = 0, and for V
 //                       columns that start from 0. The first segment starts from h0 and needs no M.
 //   delta_join_kernel   S <- M S + N, segment after segment, in the place of N
 //   delta_chunk_kernel  in mode Output: every segment from its own state, in parallel

@@ -1,10 +1,10 @@
 // What the chunk form's forward and backward share: the state's way in and out, and the preparation of a chunk.
 // Per-target code.
-#if defined(FLA_OPS_COMMON_DIAG_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef FLA_OPS_COMMON_DIAG_CPU_CHUNK_INL_H_
-#undef FLA_OPS_COMMON_DIAG_CPU_CHUNK_INL_H_
+#if defined(FLA_ENGINE_DIAG_CPU_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef FLA_ENGINE_DIAG_CPU_CHUNK_INL_H_
+#undef FLA_ENGINE_DIAG_CPU_CHUNK_INL_H_
 #else
-#define FLA_OPS_COMMON_DIAG_CPU_CHUNK_INL_H_
+#define FLA_ENGINE_DIAG_CPU_CHUNK_INL_H_
 #endif
 
 #include <algorithm>
@@ -13,9 +13,11 @@
 #include <cstring>
 
 #include "fla/engine/diag/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
 #include "fla/kernels/cpu/gemm-inl.h"
 #include "fla/kernels/cpu/io-inl.h"
 #include "fla/kernels/cpu/math-inl.h"
+#include "fla/kernels/cpu/rows.h"
 #include "hwy/highway.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -155,6 +157,44 @@ HWY_INLINE void head_decays(ChunkTiles& t, const ChunkGate& gate, std::int64_t t
   }
 }
 
+// ---- the anchors of a gate per channel, which the delta engine's chunks have, too; widths are padded
+
+// The next row's G - anchor, of all channels; whether each stays within `range`.
+HWY_INLINE bool within_range(const float* rel, const float* g, std::int64_t kp, float range, float* next) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto most = hn::Set(d, range);
+  auto inside = hn::Eq(most, most);
+  for (std::int64_t c = 0; c < kp; c += lanes) {
+    const auto x = hn::Add(hn::LoadU(d, rel + c), hn::LoadU(d, g + c));
+    hn::StoreU(x, d, next + c);
+    inside = hn::And(inside, hn::Le(hn::Abs(x), most));
+  }
+  return hn::AllTrue(d, inside);
+}
+// Makes that row the anchor: its e^{anchor - previous anchor} into jump, and into ep, which starts at the entry of the
+// chunk. jump may be next.
+HWY_INLINE void start_anchor(const float* next, std::int64_t kp, float* jump, float* ep, float* rel) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t c = 0; c < kp; c += lanes) {
+    const auto j = exp_v(d, hn::LoadU(d, next + c));
+    hn::StoreU(j, d, jump + c);
+    hn::StoreU(hn::Mul(j, hn::LoadU(d, ep + c)), d, ep + c);
+    hn::StoreU(hn::Zero(d), d, rel + c);
+  }
+}
+// The first n columns of a key-major tile, times a factor per key channel.
+inline HWY_NOINLINE void scale_columns(float* kt, std::int64_t lt, std::int64_t K, std::int64_t n, const float* by) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t c = 0; c < K; ++c) {
+    const auto s = hn::Set(d, by[c]);
+    float* row = kt + c * lt;
+    for (std::int64_t j = 0; j < n; j += lanes) hn::StoreU(hn::Mul(s, hn::LoadU(d, row + j)), d, row + j);
+  }
+}
+
 // Exponents of a segment stay within this, so that k e^{anchor - G} <= e^30 |k| and its product with q e^{G - anchor}
 // is in range whatever the gates.
 constexpr float kSegmentRange = 30.0F;
@@ -228,7 +268,7 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
     return;
   } else {
     load_rows(gate.rows, t0, C, 0, K, t.g, kp);
-    const auto one = hn::Set(d, 1.0F), range = hn::Set(d, kSegmentRange);
+    const auto one = hn::Set(d, 1.0F);
     float* rel = t.rel;
     float* next = t.rel + kp;
     std::fill(t.ep, t.ep + kp, 1.0F);
@@ -257,17 +297,8 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
         }
       }
     };
-    const auto scale_keys = [&](const float* by, std::int64_t n) HWY_ATTR {
-      for (std::int64_t c = 0; c < K; ++c) {
-        const auto s = hn::Set(d, by[c]);
-        float* row = t.kt + c * lt;
-        for (std::int64_t j = 0; j < n; j += lanes) hn::StoreU(hn::Mul(s, hn::LoadU(d, row + j)), d, row + j);
-      }
-    };
 
     for (std::int64_t i = 0; i < C; ++i) {
-      const float* g = t.g + i * kp;
-      auto inside = hn::Eq(one, one);
       if constexpr (kRead == Read::Before) {
         auto sum = hn::Zero(d);
         for (std::int64_t c = 0; want_q && c < kp; c += lanes) {
@@ -279,13 +310,8 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
         }
         t.own[i] = hn::GetLane(hn::SumOfLanes(d, sum));
       }
-      for (std::int64_t c = 0; c < kp; c += lanes) {
-        const auto x = hn::Add(hn::LoadU(d, rel + c), hn::LoadU(d, g + c));
-        hn::StoreU(x, d, next + c);
-        inside = hn::And(inside, hn::Le(hn::Abs(x), range));
-      }
       float* e = t.e != nullptr ? t.e + i * kp : nullptr;
-      if (hn::AllTrue(d, inside)) {
+      if (within_range(rel, t.g + i * kp, kp, kSegmentRange, next)) {
         for (std::int64_t c = 0; c < kp; c += lanes) {
           const auto x = hn::LoadU(d, next + c);
           const auto ex = exp_v(d, x);
@@ -301,11 +327,8 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
       }
       close(i);
       float* jump = t.jump != nullptr ? t.jump + i * kp : next;
+      start_anchor(next, kp, jump, t.ep, rel);
       for (std::int64_t c = 0; c < kp; c += lanes) {
-        const auto j = exp_v(d, hn::LoadU(d, next + c));
-        hn::StoreU(j, d, jump + c);
-        hn::StoreU(hn::Mul(j, hn::LoadU(d, t.ep + c)), d, t.ep + c);
-        hn::StoreU(hn::Zero(d), d, rel + c);
         if (e != nullptr) hn::StoreU(one, d, e + c);
         if (i == C - 1) hn::StoreU(one, d, t.decay + c);
         if (kRead == Read::Before) hn::StoreU(one, d, t.ex + c);
@@ -313,13 +336,13 @@ HWY_INLINE void prepare_chunk(ChunkTiles& t, std::int64_t BT, std::int64_t K, co
           hn::StoreU(hn::Mul(vscale, hn::LoadU(d, t.q + i * kp + c)), d, t.qa + i * kp + c);
         if (t.ka != t.k) hn::StoreU(hn::LoadU(d, t.k + i * kp + c), d, t.ka + i * kp + c);
       }
-      scale_keys(jump, i);
+      scale_columns(t.kt, lt, K, i, jump);
       start = i;
       entry = false;
     }
     close(C);
     t.segment[t.segments] = C;
-    scale_keys(t.decay, C);
+    scale_columns(t.kt, lt, K, C, t.decay);
     for (std::int64_t c = 0; c < kp; c += lanes) {
       hn::StoreU(hn::Mul(hn::LoadU(d, t.ep + c), hn::LoadU(d, t.decay + c)), d, t.decay + c);
     }

@@ -10,6 +10,10 @@
 
 #include "fla/engine/diag/cpu/entry.h"
 #include "fla/engine/diag/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/prefetch.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -19,8 +23,8 @@
 
 #include "fla/engine/diag/cpu/chunk-inl.h"
 
-#ifndef FLA_OPS_COMMON_DIAG_CPU_CHUNK_CC_ONCE
-#define FLA_OPS_COMMON_DIAG_CPU_CHUNK_CC_ONCE
+#ifndef FLA_ENGINE_DIAG_CPU_CHUNK_CC_ONCE
+#define FLA_ENGINE_DIAG_CPU_CHUNK_CC_ONCE
 namespace fla::cpu {
 
 struct ForwardPlan {

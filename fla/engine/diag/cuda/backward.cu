@@ -12,7 +12,10 @@
 #include <set>
 #include <string>
 
+#include "fla/engine/diag/cuda/arena.h"
+#include "fla/engine/diag/cuda/gates.cuh"
 #include "fla/engine/diag/cuda/gradient.cuh"
+#include "fla/engine/diag/cuda/launches.h"
 
 namespace fla::cuda {
 

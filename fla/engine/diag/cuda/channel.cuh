@@ -12,7 +12,13 @@
 
 #include <cmath>
 
+#include "fla/engine/diag/cuda/gates.cuh"
+#include "fla/engine/diag/cuda/launches.h"
+#include "fla/engine/diag/cuda/output.cuh"
+#include "fla/engine/diag/cuda/pairs.cuh"
 #include "fla/engine/diag/cuda/params.cuh"
+#include "fla/engine/diag/cuda/token_rows.cuh"
+#include "fla/engine/diag/cuda/warp_state.cuh"
 
 namespace fla::cuda {
 

@@ -2,7 +2,7 @@
 // dS_N after it, in blocks of 16 tokens. Gates are summed up to G, by channels; at the blocks' boundaries R is the
 // number next to G that is a whole one away from the others, so that scaling from one to another rounds nothing (F16: G
 // itself). Within a block L is G less the R at its start and E that at its end; between blocks go
-//   q' = q 2^L    k' = k 2^(E - L)    A, B as for one gate per head (diag_cuda_head_gradient.cuh), B without decays
+//   q' = q 2^L    k' = k 2^(E - L)    A, B as for one gate per head (head_gradient.cuh), B without decays
 // A state's part of dq walks forwards over the blocks before it, and dk's backwards, per channel in fp32:
 //   x = scale do S_0^T    x = 2^E_J x + B_IJ k'_J for J < I       dq_I = 2^L (x + 2^-E B_II k'_I)
 //   y = v dS_N^T          y = 2^E_I y + B_IJ^T q'_I for I > J     dk_J = 2^(E - L) (y + 2^-E B_JJ^T q'_J)
@@ -17,7 +17,9 @@
 #include <cmath>
 #include <type_traits>
 
+#include "fla/engine/diag/cuda/gates.cuh"
 #include "fla/engine/diag/cuda/gradient.cuh"
+#include "fla/engine/diag/cuda/pairs.cuh"
 
 namespace fla::cuda {
 

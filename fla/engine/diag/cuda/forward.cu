@@ -3,7 +3,10 @@
 #include <initializer_list>
 #include <string>
 
+#include "fla/engine/diag/cuda/arena.h"
 #include "fla/engine/diag/cuda/gradient.cuh"
+#include "fla/engine/diag/cuda/launches.h"
+#include "fla/engine/diag/cuda/warp_state.cuh"
 
 namespace fla::cuda {
 

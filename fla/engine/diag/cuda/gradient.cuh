@@ -1,8 +1,10 @@
-// What the kernels of gradients by chunk share (diag_cuda_states.cuh, diag_cuda_head_gradient.cuh): parameters, and
-// where the states of a chunk lie.
+// What the kernels of gradients by chunk share (states.cuh, head_gradient.cuh): parameters, and where the states of a
+// chunk lie.
 #pragma once
 
+#include "fla/engine/diag/cuda/launches.h"
 #include "fla/engine/diag/cuda/params.cuh"
+#include "fla/engine/diag/cuda/token_rows.cuh"
 
 namespace fla::cuda {
 

@@ -5,7 +5,13 @@
 // and its gates there, this one read. Before it S takes up the chunk, which waits for nobody; after it P v is left.
 #pragma once
 
+#include "fla/engine/diag/cuda/gates.cuh"
+#include "fla/engine/diag/cuda/launches.h"
+#include "fla/engine/diag/cuda/output.cuh"
+#include "fla/engine/diag/cuda/pairs.cuh"
 #include "fla/engine/diag/cuda/params.cuh"
+#include "fla/engine/diag/cuda/token_rows.cuh"
+#include "fla/engine/diag/cuda/warp_state.cuh"
 
 namespace fla::cuda {
 

@@ -7,6 +7,7 @@
 // none of which is a difference of what was rounded. A warp has 16 channels of each gradient.
 #pragma once
 
+#include "fla/engine/diag/cuda/gates.cuh"
 #include "fla/engine/diag/cuda/gradient.cuh"
 
 namespace fla::cuda {

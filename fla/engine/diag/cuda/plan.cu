@@ -10,6 +10,7 @@
 #include "fla/engine/diag/cuda/channel_gradient.cuh"
 #include "fla/engine/diag/cuda/head.cuh"
 #include "fla/engine/diag/cuda/head_gradient.cuh"
+#include "fla/engine/diag/cuda/launches.h"
 #include "fla/engine/diag/cuda/states.cuh"
 #include "fla/engine/diag/cuda/value.cuh"
 

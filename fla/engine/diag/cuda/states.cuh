@@ -5,7 +5,12 @@
 // rows.
 #pragma once
 
+#include "fla/engine/diag/cuda/gates.cuh"
 #include "fla/engine/diag/cuda/gradient.cuh"
+#include "fla/engine/diag/cuda/output.cuh"
+#include "fla/engine/diag/cuda/pairs.cuh"
+#include "fla/engine/diag/cuda/token_rows.cuh"
+#include "fla/engine/diag/cuda/warp_state.cuh"
 
 namespace fla::cuda {
 

@@ -1,5 +1,8 @@
 // Kernels that go token by token in fp32, for every gate and type.
+#include "fla/engine/diag/cuda/gates.cuh"
+#include "fla/engine/diag/cuda/launches.h"
 #include "fla/engine/diag/cuda/params.cuh"
+#include "fla/engine/diag/cuda/warp_state.cuh"
 
 namespace fla::cuda {
 

@@ -411,7 +411,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
 // chunk after chunk
 // grid     segments * HV * parts in x
 // modes    Output: o. Keep, for a backward: the entering states and E instead of o. Transfer, for all segments but a
-//          sequence's last: M and N instead of o, see delta_cuda_segment.cuh; a head has more blocks for M's columns
+//          sequence's last: M and N instead of o, see segment.cuh; a head has more blocks for M's columns
 // warps    two hold the transposed state [16 TILES, K] in registers as accumulators, half of the key channels each, and
 //          both solve for E; each gives o for half of the tokens. One more fills the stages.
 // shared   2 to 4 stages, a chunk each, filled by cp.async: (a, if decayed per channel,) k, q [BT, KP], squares, v,

@@ -1,5 +1,5 @@
 // Chunkwise backward of the delta-rule recurrences; delta_common.md, forms D and G in the notation of
-// delta_cpu_chunk.cc (n reads, s writes x, s1 writes v; D = gradient of S_C).
+// chunk.cc (n reads, s writes x, s1 writes v; D = gradient of S_C).
 //   y = (I - N)^{-T} (P^T dO + (s o e^{G_C-G}) D)         Delta: y is the gradient of vbar
 //   dP = lower(dO x^T)   dN = strict(y x^T)   dP1 = lower(dO v^T)   dN1 = strict(y v^T)
 //   dq_i = scale e^{G_i} o (S_0 do_i) + scale sum_j e^{G_i-G_j} o (dP_ij s_j + dP1_ij s1_j)      dn_i likewise with y,
@@ -12,23 +12,27 @@
 //          walks its chunks
 // layout   sums over V leave [K, C] tiles, as S and D are used as they lie; everything else is token-major
 // gates    dg_t is the sum over pairs (source before t, use at or after t). The diagonal pairs and the uses of sources
-//          at or after t are left out of the sums from the start, as in diag_cpu_chunk_bwd.cc
+//          at or after t are left out of the sums from the start, as in the diagonal engine's chunk_backward.cc
 #include <algorithm>
 #include <cstdint>
 
 #include "fla/engine/delta/cpu/entry.h"
 #include "fla/engine/delta/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/prefetch.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "fla/engine/delta/cpu/chunk_bwd.cc"
+#define HWY_TARGET_INCLUDE "fla/engine/delta/cpu/chunk_backward.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
 #include "fla/engine/delta/cpu/rows-inl.h"
 
-#ifndef FLA_OPS_COMMON_DELTA_CPU_CHUNK_BWD_CC_ONCE
-#define FLA_OPS_COMMON_DELTA_CPU_CHUNK_BWD_CC_ONCE
+#ifndef FLA_ENGINE_DELTA_CPU_CHUNK_BACKWARD_CC_ONCE
+#define FLA_ENGINE_DELTA_CPU_CHUNK_BACKWARD_CC_ONCE
 namespace fla::cpu {
 
 inline constexpr std::int64_t kBackwardBT = 32;

@@ -17,17 +17,21 @@
 
 #include "fla/engine/diag/cpu/entry.h"
 #include "fla/engine/diag/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/prefetch.h"
+#include "fla/kernels/cpu/rows.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "fla/engine/diag/cpu/chunk_bwd.cc"
+#define HWY_TARGET_INCLUDE "fla/engine/diag/cpu/chunk_backward.cc"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
 #include "fla/engine/diag/cpu/chunk-inl.h"
 
-#ifndef FLA_OPS_COMMON_DIAG_CPU_CHUNK_BWD_CC_ONCE
-#define FLA_OPS_COMMON_DIAG_CPU_CHUNK_BWD_CC_ONCE
+#ifndef FLA_ENGINE_DIAG_CPU_CHUNK_BACKWARD_CC_ONCE
+#define FLA_ENGINE_DIAG_CPU_CHUNK_BACKWARD_CC_ONCE
 namespace fla::cpu {
 
 inline constexpr std::int64_t kBackwardGroup = 8;
