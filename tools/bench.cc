@@ -4,7 +4,7 @@
 #include "CLI/CLI.hpp"
 #include "tools/bench_runner.h"
 #include "tools/command.h"
-#include "tools/plugin.h"
+#include "tools/plugin/child.h"
 
 namespace fla::tools {
 

@@ -14,13 +14,13 @@
 #include "CLI/CLI.hpp"
 #include "fla/core/version.h"
 #include "fla/registry/dynamic.h"
-#include "tools/bench_shapes.h"
+#include "tools/call_sizes.h"
 #include "tools/common/compare.h"
-#include "tools/common/gpu.h"
 #include "tools/common/placement.h"
-#include "tools/common/plugin_guard.h"
 #include "tools/compare/paired_stats.h"
-#include "tools/sizes.h"
+#include "tools/gpu/device.h"
+#include "tools/plugin/guard.h"
+#include "tools/shape_groups.h"
 
 namespace fla::tools {
 namespace {
@@ -303,8 +303,8 @@ class GpuBatch {
 
  private:
   static constexpr std::size_t kCalls = 8;
-  std::unique_ptr<cuda::Memory> flush_;
-  std::array<std::unique_ptr<cuda::Timer>, kCalls> timers_;
+  std::unique_ptr<gpu::Memory> flush_;
+  std::array<std::unique_ptr<gpu::Timer>, kCalls> timers_;
 };
 
 // Once more after a first call, which may still load kernels.

@@ -6,12 +6,12 @@
 #include <string>
 #include <vector>
 
-#include "fla/kernels/cuda/memory.h"
 #include "tools/command.h"
 #include "tools/common/cases.h"
-#include "tools/common/gpu_watch.h"
 #include "tools/common/machine.h"
-#include "tools/common/shapes.h"
+#include "tools/common/shape_text.h"
+#include "tools/gpu/device.h"
+#include "tools/gpu/watch.h"
 
 namespace fla::tools {
 
@@ -48,7 +48,7 @@ struct BenchRun {
   Roof roof;
   int threads = 0;
   std::string dtype, device = "cpu";
-  cuda::DeviceText gpu;  // where the device is one
+  gpu::DeviceText gpu;  // where the device is one
   GpuClocks clocks;
   std::vector<BenchRow> rows;
 

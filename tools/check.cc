@@ -12,7 +12,7 @@
 #include "fla/core/text.h"
 #include "tools/command.h"
 #include "tools/common/fixture.h"
-#include "tools/plugin.h"
+#include "tools/plugin/child.h"
 
 namespace fla::tools {
 namespace {

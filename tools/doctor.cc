@@ -9,9 +9,9 @@
 #include "fla/registry/registry.h"
 #include "tools/command.h"
 #include "tools/common/frozen.h"
-#include "tools/common/gpu.h"
 #include "tools/common/machine.h"
 #include "tools/gate_runner.h"
+#include "tools/gpu/device.h"
 
 namespace fla::tools {
 namespace {
@@ -30,7 +30,7 @@ int run(bool json) {
   Json gpus = Json::array();
   std::string gpu;
   for (int i = 0;; ++i) {
-    const Result<cuda::DeviceText> text = gpu::device_text(i);
+    const Result<gpu::DeviceText> text = gpu::device_text(i);
     if (!text) {
       if (i == 0) gpu = "none: " + text.status().message();
       break;

@@ -7,10 +7,10 @@
 
 #include "CLI/CLI.hpp"
 #include "fla/registry/dynamic.h"
+#include "tools/call_sizes.h"
 #include "tools/command.h"
 #include "tools/common/machine.h"
-#include "tools/plugin.h"
-#include "tools/sizes.h"
+#include "tools/plugin/child.h"
 
 namespace fla::tools {
 namespace {

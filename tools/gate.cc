@@ -6,7 +6,7 @@
 #include "tools/command.h"
 #include "tools/compare/build_graph.h"
 #include "tools/gate_runner.h"
-#include "tools/plugin.h"
+#include "tools/plugin/child.h"
 
 namespace fla::tools {
 namespace {

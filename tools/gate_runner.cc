@@ -20,9 +20,9 @@
 
 #include "tools/common/frozen.h"
 #include "tools/common/machine.h"
-#include "tools/common/plugin_guard.h"
 #include "tools/compare/process.h"
 #include "tools/compare/repo.h"
+#include "tools/plugin/guard.h"
 
 extern char** environ;
 

@@ -7,9 +7,9 @@
 #include "CLI/CLI.hpp"
 #include "fla/registry/registry.h"
 #include "tools/command.h"
-#include "tools/common/gpu_watch.h"
 #include "tools/compare/base_build.h"
 #include "tools/function_list.h"
+#include "tools/gpu/watch.h"
 
 namespace fla::tools {
 namespace {

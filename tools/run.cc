@@ -19,7 +19,7 @@
 #include "tools/common/machine.h"
 #include "tools/common/placement.h"
 #include "tools/common/safetensors.h"
-#include "tools/plugin.h"
+#include "tools/plugin/child.h"
 
 namespace fla::tools {
 namespace {

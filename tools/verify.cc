@@ -11,7 +11,7 @@
 #include "tools/compare/process.h"
 #include "tools/compare/verify_base.h"
 #include "tools/gate_runner.h"
-#include "tools/plugin.h"
+#include "tools/plugin/child.h"
 #include "tools/report/profile.h"
 
 namespace fla::tools {

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "tools/common/shapes.h"
+#include "tools/common/shape_text.h"
 
 namespace {
 

@@ -11,7 +11,7 @@
 #include "tests/gate/gate.h"
 #include "tests/gate/records.h"
 #include "tools/common/placement.h"
-#include "tools/common/plugin_guard.h"
+#include "tools/plugin/guard.h"
 
 int gate_child(std::string_view name);  // dispatch_test.cc: what a re-executed child does
 extern const char* gate_program;

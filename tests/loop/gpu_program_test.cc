@@ -7,8 +7,8 @@
 
 #include "gtest/gtest.h"
 #include "tests/loop/fake_ncu.h"
-#include "tools/common/gpu_watch.h"
 #include "tools/compare/process.h"
+#include "tools/gpu/watch.h"
 
 namespace fla::tools {
 namespace {

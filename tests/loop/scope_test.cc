@@ -28,7 +28,7 @@ TEST(FrozenScope, Patterns) {
   EXPECT_FALSE(matches("fla/ops/*/=.h", "fla/ops/gla/hgrn.h"));
   EXPECT_TRUE(matches("tools/verify.cc", "tools/verify.cc"));
   EXPECT_FALSE(matches("tools/verify.cc", "tools/verify.cc2"));
-  EXPECT_TRUE(matches("tools/sizes.*", "tools/sizes.cc"));
+  EXPECT_TRUE(matches("tools/call_sizes.*", "tools/call_sizes.cc"));
 }
 
 std::vector<std::string> frozen_patterns() {
@@ -54,7 +54,8 @@ TEST(FrozenScope, NamesWhatTheContractFreezes) {
                            "tools/common/cases.cc",
                            "tools/common/placement.cc",
                            "tools/common/device_image.cc",
-                           "tools/bench_shapes.cc",
+                           "tools/shape_groups.cc",
+                           "tools/gpu/device_cuda.cc",
                            "tools/bench_runner.cc",
                            "tools/gate_runner.cc",
                            "tools/verify.cc",

@@ -1,5 +1,5 @@
 // Clocks and load of a GPU, from a library that plays NVML: built for the test, named by FLA_NVML.
-#include "tools/common/gpu_watch.h"
+#include "tools/gpu/watch.h"
 
 #include <cstdlib>
 #include <string>

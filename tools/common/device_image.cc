@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "tools/common/gpu.h"
+#include "tools/gpu/device.h"
 
 namespace fla::tools {
 
@@ -19,8 +19,8 @@ constexpr std::byte kPoison{0xff};
 constexpr std::size_t kMost = std::size_t{4} << 30;  // of what one tensor reaches
 
 // Kept from image to image: an allocation takes longer than most calls.
-std::unique_ptr<cuda::Memory>& kept_memory() {
-  thread_local std::unique_ptr<cuda::Memory> kept;
+std::unique_ptr<gpu::Memory>& kept_memory() {
+  thread_local std::unique_ptr<gpu::Memory> kept;
   return kept;
 }
 
@@ -96,7 +96,7 @@ Status DeviceImage::reserve(std::size_t workspace_bytes, std::size_t workspace_o
   if (memory_ == nullptr) memory_ = std::move(kept_memory());
   if (memory_ == nullptr || memory_->size() < bytes + kAlign) {
     memory_.reset();
-    Result<std::unique_ptr<cuda::Memory>> made = gpu::allocate(bytes + bytes / 2 + kAlign, device_.index);
+    Result<std::unique_ptr<gpu::Memory>> made = gpu::allocate(bytes + bytes / 2 + kAlign, device_.index);
     if (!made) return made.status();
     memory_ = std::move(*made);
   }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "fla/core/tensor.h"
-#include "fla/kernels/cuda/memory.h"
+#include "tools/gpu/device.h"
 
 namespace fla::tools {
 
@@ -52,7 +52,7 @@ class DeviceImage {
   bool laid_out_ = false;
   std::size_t tensors_ = 0;  // bytes that they and their guards take
   std::vector<std::byte> image_;
-  std::unique_ptr<cuda::Memory> memory_;
+  std::unique_ptr<gpu::Memory> memory_;
   std::byte* base_ = nullptr;
   std::size_t shift_ = 0;  // of the base from the memory's start
   std::span<std::byte> workspace_;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "tools/common/buffer.h"
-#include "tools/common/gpu.h"
+#include "tools/gpu/device.h"
 
 namespace fla::tools {
 

@@ -11,12 +11,12 @@
 #include <limits>
 #include <optional>
 
-#include "tools/bench_shapes.h"
+#include "tools/call_sizes.h"
 #include "tools/common/compare.h"
-#include "tools/common/gpu.h"
 #include "tools/compare/process.h"
 #include "tools/compare/stopwatch.h"
-#include "tools/sizes.h"
+#include "tools/gpu/device.h"
+#include "tools/shape_groups.h"
 
 namespace fla::tools {
 namespace {
@@ -57,7 +57,7 @@ class DeviceClock final : public SampleClock {
     call();
     for (int i = 0; i < calls; ++i) {
       flush();
-      cuda::Timer& t = *timers_[static_cast<std::size_t>(i)];
+      gpu::Timer& t = *timers_[static_cast<std::size_t>(i)];
       t.start();
       call();
       t.stop();
@@ -73,9 +73,9 @@ class DeviceClock final : public SampleClock {
 
  private:
   void flush() { check(flush_->fill(0, flush_->size(), std::byte{0}, {nullptr, device_.index})); }
-  std::unique_ptr<cuda::Memory> flush_;
+  std::unique_ptr<gpu::Memory> flush_;
   Device device_;
-  std::vector<std::unique_ptr<cuda::Timer>> timers_;
+  std::vector<std::unique_ptr<gpu::Timer>> timers_;
   std::vector<double> ms_;
 };
 

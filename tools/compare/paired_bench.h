@@ -36,7 +36,7 @@ struct PairedRun {
   Roof roof;
   int threads = 0;
   std::string dtype, device = "cpu";
-  cuda::DeviceText gpu;  // where the device is one
+  gpu::DeviceText gpu;  // where the device is one
   GpuClocks clocks;
   std::vector<PairedRow> rows;
 

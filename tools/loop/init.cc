@@ -1,9 +1,9 @@
 #include <algorithm>
 
 #include "fla/registry/registry.h"
-#include "tools/bench_shapes.h"
 #include "tools/loop/commands.h"
 #include "tools/loop/session.h"
+#include "tools/shape_groups.h"
 
 namespace fla::tools {
 

@@ -21,11 +21,11 @@
 #include <memory>
 #include <string_view>
 
-#include "tools/bench_shapes.h"
+#include "tools/call_sizes.h"
 #include "tools/common/compare.h"
 #include "tools/compare/paired_stats.h"
 #include "tools/compare/process.h"
-#include "tools/sizes.h"
+#include "tools/shape_groups.h"
 
 namespace fla::tools {
 namespace {

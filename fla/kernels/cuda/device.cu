@@ -1,9 +1,7 @@
 // The host side of simt.cuh on a GPU: device limits, texts of errors.
 #include <atomic>
-#include <memory>
 #include <string>
 
-#include "fla/kernels/cuda/memory.h"
 #include "fla/kernels/cuda/simt.cuh"
 
 namespace fla::cuda {
@@ -99,115 +97,6 @@ Status read_memory(void* to, const void* from, std::size_t bytes, Stream stream)
   cudaError_t e = bytes == 0 ? cudaSuccess : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, s);
   if (e == cudaSuccess) e = cudaStreamSynchronize(s);
   return e == cudaSuccess ? Status() : launch_error("read", e);
-}
-
-// ---- memory of tests and tools
-
-namespace {
-
-class CudaMemory final : public Memory {
- public:
-  CudaMemory(void* p, std::size_t bytes, int device) : p_(static_cast<std::byte*>(p)), bytes_(bytes), device_(device) {}
-  ~CudaMemory() override {
-    const OnDevice here(device_);
-    cudaFree(p_);
-  }
-  void* data() const override { return p_; }
-  std::size_t size() const override { return bytes_; }
-  Status upload(std::size_t at, const void* from, std::size_t bytes) override {
-    return copy(p_ + at, from, bytes, cudaMemcpyHostToDevice);
-  }
-  Status download(std::size_t at, void* to, std::size_t bytes) const override {
-    return copy(to, p_ + at, bytes, cudaMemcpyDeviceToHost);
-  }
-  Status fill(std::size_t at, std::size_t bytes, std::byte value, Stream stream) override {
-    const OnDevice here(device_);
-    if (!here.status()) return here.status();
-    const auto s = static_cast<cudaStream_t>(stream.handle);
-    const cudaError_t e = bytes == 0 ? cudaSuccess : cudaMemsetAsync(p_ + at, std::to_integer<int>(value), bytes, s);
-    return e == cudaSuccess ? Status() : launch_error("fill", e);
-  }
-
- private:
-  Status copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
-    const OnDevice here(device_);
-    if (!here.status()) return here.status();
-    cudaError_t e = cudaDeviceSynchronize();
-    if (e == cudaSuccess) e = cudaMemcpy(to, from, bytes, kind);
-    return e == cudaSuccess ? Status() : launch_error("copy", e);
-  }
-  std::byte* p_;
-  std::size_t bytes_;
-  int device_;
-};
-
-class CudaTimer final : public Timer {
- public:
-  explicit CudaTimer(Stream stream) : stream_(static_cast<cudaStream_t>(stream.handle)) {
-    for (cudaEvent_t& e : events_) note(cudaEventCreate(&e));
-  }
-  ~CudaTimer() override {
-    for (const cudaEvent_t e : events_) cudaEventDestroy(e);
-  }
-  void start() override { note(cudaEventRecord(events_[0], stream_)); }
-  void stop() override { note(cudaEventRecord(events_[1], stream_)); }
-  Result<double> milliseconds() override {
-    float ms = 0.0F;
-    note(cudaEventSynchronize(events_[1]));
-    note(cudaEventElapsedTime(&ms, events_[0], events_[1]));
-    if (!status_) return status_;
-    return static_cast<double>(ms);
-  }
-
- private:
-  void note(cudaError_t e) {
-    if (e != cudaSuccess && status_.ok()) static_cast<void>(status_ = launch_error("timer", e));
-  }
-  cudaStream_t stream_;
-  cudaEvent_t events_[2] = {};
-  Status status_;
-};
-
-}  // namespace
-
-Result<std::unique_ptr<Memory>> allocate(std::size_t bytes, int device) {
-  const OnDevice here(device);
-  if (!here.status()) return here.status();
-  void* p = nullptr;
-  const cudaError_t e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
-  if (e != cudaSuccess) {
-    cudaGetLastError();
-    return launch_error("memory", e);
-  }
-  return std::unique_ptr<Memory>(std::make_unique<CudaMemory>(p, bytes, device));
-}
-
-std::unique_ptr<Timer> make_timer(Stream stream) { return std::make_unique<CudaTimer>(stream); }
-
-Status synchronize(int device) {
-  const OnDevice here(device);
-  if (!here.status()) return here.status();
-  const cudaError_t e = cudaDeviceSynchronize();
-  return e == cudaSuccess ? Status() : launch_error("device", e);
-}
-
-Result<DeviceText> device_text(int index) {
-  const Result<DeviceInfo> info = device_info(index);
-  if (!info) return info.status();
-  cudaDeviceProp p{};
-  int runtime = 0, driver = 0, count = 0, clock = 0, bits = 0;
-  char pci[32] = "";
-  for (const cudaError_t e :
-       {cudaGetDeviceProperties(&p, index), cudaRuntimeGetVersion(&runtime), cudaDriverGetVersion(&driver),
-        cudaGetDeviceCount(&count), cudaDeviceGetAttribute(&clock, cudaDevAttrMemoryClockRate, index),
-        cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, index),
-        cudaDeviceGetPCIBusId(pci, sizeof pci, index)}) {
-    if (e != cudaSuccess) return launch_error("device", e);
-  }
-  const auto version = [](int v) { return std::to_string(v / 1000) + "." + std::to_string(v % 1000 / 10); };
-  return DeviceText{p.name, version(driver),  version(runtime),
-                    count,  p.totalGlobalMem, 2.0 * clock * 1e3 * bits / 8 * 1e-9,
-                    pci,    info->sm};
 }
 
 }  // namespace fla::cuda

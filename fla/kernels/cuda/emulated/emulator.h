@@ -70,6 +70,15 @@ class DeviceBuffer {
   std::size_t bytes_;
 };
 
+// While one lives, everybody may touch the buffers.
+class OpenDeviceMemory {
+ public:
+  OpenDeviceMemory();
+  ~OpenDeviceMemory();
+  OpenDeviceMemory(const OpenDeviceMemory&) = delete;
+  OpenDeviceMemory& operator=(const OpenDeviceMemory&) = delete;
+};
+
 Status run(const Launch& l, void (*body)(void*), void* arg);
 
 // ---- what simt_emulated.cuh calls from inside a kernel

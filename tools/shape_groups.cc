@@ -1,4 +1,4 @@
-#include "tools/bench_shapes.h"
+#include "tools/shape_groups.h"
 
 #include <algorithm>
 #include <charconv>

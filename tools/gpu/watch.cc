@@ -1,4 +1,4 @@
-#include "tools/common/gpu_watch.h"
+#include "tools/gpu/watch.h"
 
 #include <dlfcn.h>
 

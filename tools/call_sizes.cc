@@ -1,4 +1,4 @@
-#include "tools/sizes.h"
+#include "tools/call_sizes.h"
 
 #include <algorithm>
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tools/common/shapes.h"
+#include "tools/common/shape_text.h"
 
 namespace fla::tools {
 

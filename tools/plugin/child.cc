@@ -1,4 +1,4 @@
-#include "tools/plugin.h"
+#include "tools/plugin/child.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -15,7 +15,7 @@
 #include <new>
 
 #include "CLI/CLI.hpp"
-#include "tools/common/plugin_guard.h"
+#include "tools/plugin/guard.h"
 
 namespace fla::tools {
 namespace {

@@ -1,4 +1,6 @@
-// Device memory and times for tests and tools. The library itself allocates nothing and waits for nothing.
+// The GPU of this build, for tests and tools: its memory, its times, what it is. In a build without CUDA code there is
+// none, and each answer says so; in one with the emulator it is the CPU. The library itself allocates nothing and waits
+// for nothing.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +10,7 @@
 #include "fla/core/device.h"
 #include "fla/core/status.h"
 
-namespace fla::cuda {
+namespace fla::tools::gpu {
 
 class Memory {
  public:
@@ -37,6 +39,7 @@ class Timer {
   virtual void stop() = 0;
   virtual Result<double> milliseconds() = 0;  // waits
 };
+// Only where there is a GPU.
 std::unique_ptr<Timer> make_timer(Stream stream);
 
 // Waits for all that the device was asked to do.
@@ -51,5 +54,15 @@ struct DeviceText {
   int sm = 0;                // compute capability times ten
 };
 Result<DeviceText> device_text(int index);
+Result<DeviceInfo> device_info(int index);
 
-}  // namespace fla::cuda
+// A range on a profiler's time line (NVTX, domain "fla") while it lives; nothing in a build without CUDA.
+class Range {
+ public:
+  explicit Range(const std::string& name);
+  ~Range();  // NOLINT(performance-trivially-destructible): with CUDA it ends the range
+  Range(const Range&) = delete;
+  Range& operator=(const Range&) = delete;
+};
+
+}  // namespace fla::tools::gpu

@@ -1,4 +1,4 @@
-#include "tools/common/plugin_guard.h"
+#include "tools/plugin/guard.h"
 
 #include <fcntl.h>
 #include <signal.h>

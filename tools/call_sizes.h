@@ -5,7 +5,7 @@
 
 #include "fla/registry/spec.h"
 #include "tools/common/cases.h"
-#include "tools/common/shapes.h"
+#include "tools/common/shape_text.h"
 
 namespace fla::tools {
 

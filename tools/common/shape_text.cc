@@ -1,4 +1,4 @@
-#include "tools/common/shapes.h"
+#include "tools/common/shape_text.h"
 
 #include <algorithm>
 #include <charconv>
