@@ -94,6 +94,40 @@ void Causal(const Registry::Entry& e) {
   }
 }
 
+// Later tokens that nothing is asked of change no gradient of earlier ones, not in the last bit: those of a call that ends
+// before them are the same numbers.
+void CutGradients(const Registry::Entry& e) {
+  const std::int64_t T = make_case(e.spec.name, sizes(1, 100, 2, 20, 33)).sizes().T;
+  for (const auto& backend : backends(e))
+    for (const GateRegime regime : {GateRegime::Plain, GateRegime::Strong}) {
+      Case c = with_state(make_case(e.spec.name, sizes(1, T, 2, 20, 33), {.regime = regime})).prepared();
+      for (const auto& output : c.upstream_names())
+        if (time_axis(c, *e.spec.find_arg(output)) < 0) c = c.without_upstream(output);
+      for (const std::int64_t t : {1, 2, 3, 4, 7, 11, 15, 16, 17, 31, 35, 39, 63, 64, 67, 95, 99}) {
+        if (t >= T) break;
+        Case whole = c;
+        for (const auto& output : c.upstream_names()) {
+          const int axis = time_axis(c, *e.spec.find_arg(output));
+          const Buffer b = tools::clone(c.upstream(output));
+          tools::fill(tools::slice(b.view(), axis, t, T - t), 0.0);
+          whole = whole.with_upstream(output, b.view());
+        }
+        const Outcome all = whole.run_backward(context(backend));
+        const Outcome cut = whole.tokens(0, t).run_backward(context(backend));
+        if (!all.ok() || !cut.ok()) return expect_ok(all, c.text()), expect_ok(cut, c.text());
+        for (const auto& [name, b] : cut.tensors) {
+          const ArgSpec& a = *e.spec.find_arg(name.substr(5, name.find('.', 5) - 5));
+          const int axis = time_axis(c, a);
+          const std::int64_t rows = axis < 0 ? 0 : c.rows_of(a, static_cast<std::size_t>(axis), "T");
+          const TensorView past = axis < 0 ? all[name] : tools::slice(all[name], axis, 0, rows * t);
+          // A zero may have either sign: a sum of nothing and one of zeros differ in it.
+          EXPECT_TRUE(tools::values(past) == tools::values(b.view()))
+              << c.text() << ": " << name << " of the first " << t << " tokens depends on where the call ends";
+        }
+      }
+    }
+}
+
 void Reruns(const Registry::Entry& e) {
   for (const auto& backend : backends(e))
     for (const Case& c : cases(e.spec))
@@ -206,7 +240,10 @@ bool has_tokens(const FunctionSpec& s) {
   return std::ranges::any_of(s.args, [](const ArgSpec& a) { return std::ranges::count(a.dims, "T") > 0; });
 }
 
-const bool registered = for_every_backend("Causal", Causal, has_tokens) && for_every_backend("Reruns", Reruns) &&
+bool has_gradients(const FunctionSpec& s) { return has_tokens(s) && !s.backward.empty(); }
+
+const bool registered = for_every_function("CutGradients", CutGradients, has_gradients) &&
+                        for_every_backend("Causal", Causal, has_tokens) && for_every_backend("Reruns", Reruns) &&
                         for_every_backend("Threads", Threads) && for_every_backend("Subsets", Subsets) &&
                         for_every_backend("Concurrent", Concurrent) &&
                         for_every_backend("StateInPlace", StateInPlace, has_state);

@@ -121,14 +121,20 @@ struct Walk {
   }
 
   // The activation's argument and multiplier; channel 0 for g.
-  double multiplier() const { return p.gate.A_log ? std::exp(load(p.gate.A_log, hv)) : 1.0; }
+  double A_log() const { return p.gate.A_log ? load(p.gate.A_log, hv) : 0.0; }
+  // Finite and not 0, as it may stand beside 0 and infinity.
+  double multiplier() const { return std::clamp(std::exp(A_log()), 1e-300, 1e300); }
+  // e^{A_log} times f(y), which is e^y for y far below 0: as one power there, where the factors may be no numbers.
+  double multiplied(double y, double (*f)(double)) const {
+    return y < -40.0 ? std::exp(A_log() + y) : multiplier() * f(y);
+  }
   double shifted(double raw, std::int64_t channel) const {
     return p.gate.dt_bias ? raw + load(p.gate.dt_bias, hv, channel) : raw;
   }
   double activate(double raw, std::int64_t channel) const {
     switch (p.gate.kind) {
       case GateActivation::Kind::None: return raw;
-      case GateActivation::Kind::Softplus: return -multiplier() * softplus(shifted(raw, channel));
+      case GateActivation::Kind::Softplus: return -multiplied(shifted(raw, channel), softplus);
       case GateActivation::Kind::Bounded: return p.gate.lower_bound * sigmoid(multiplier() * shifted(raw, channel));
     }
     return raw;
@@ -272,17 +278,17 @@ struct GateSums {
 double gate_chain(const Walk& w, double raw, std::int64_t channel, double dg, const GateSums& sums) {
   const GateActivation& gate = w.p.gate;
   if (gate.kind == GateActivation::Kind::None) return dg;
-  const double y = w.shifted(raw, channel), e = w.multiplier();
+  const double y = w.shifted(raw, channel), x = w.multiplier() * y;
   // A raw gate may be infinite: its share of dA_log is then the limit, 0.
-  const auto share = [](double slope, double x) { return slope == 0.0 ? 0.0 : slope * x; };
+  const auto share = [](double slope, double by) { return slope == 0.0 ? 0.0 : slope * by; };
   double draw = 0.0;
   if (gate.kind == GateActivation::Kind::Softplus) {
-    draw = -dg * e * sigmoid(y);
+    draw = share(-dg, w.multiplied(y, sigmoid));
     *sums.dA_log += share(dg, w.activate(raw, channel));
   } else {
-    const double s = sigmoid(e * y), r = dg * gate.lower_bound * s * (1.0 - s);
-    draw = r * e;
-    *sums.dA_log += share(draw, y);
+    const double r = dg * gate.lower_bound * sigmoid(x) * sigmoid(-x);
+    draw = r * w.multiplier();
+    *sums.dA_log += share(r, x);
   }
   sums.ddt_bias[channel] += draw;
   return draw;

@@ -55,11 +55,19 @@ struct Walk {
       for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = p.h0 ? load(p.h0, from, h, i, j) : 0.0;
   }
   // (1)
-  void advance(double* S, std::int64_t t) const {
+  void decay(double* S, std::int64_t t) const {
     for (std::int64_t i = 0; i < p.K; ++i) {
-      const double decay = key_decay(t, i), ki = k(t, i);
-      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] = decay * value_decay(t, j) * S[i * p.V + j] + ki * v(t, j);
+      const double by_key = key_decay(t, i);
+      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] *= by_key * value_decay(t, j);
     }
+  }
+  void write(double* S, std::int64_t t) const {
+    for (std::int64_t i = 0; i < p.K; ++i)
+      for (std::int64_t j = 0; j < p.V; ++j) S[i * p.V + j] += k(t, i) * v(t, j);
+  }
+  void advance(double* S, std::int64_t t) const {
+    decay(S, t);
+    write(S, t);
   }
   void write_state(const TensorView& to, const double* S, std::int64_t at) const {
     for (std::int64_t i = 0; i < p.K; ++i)
@@ -84,7 +92,7 @@ std::size_t bytes(std::size_t doubles, int threads) {
 
 std::size_t forward_doubles(const DiagProblem& p) { return static_cast<std::size_t>(p.K * p.V); }
 
-// S, D, and per token q.dq, k.dk (by key channel), o.do, v.dv (by value channel).
+// S, D, and per token q.dq (by key channel), o.do (by value channel).
 std::size_t backward_doubles(const DiagBackwardProblem& p) {
   return static_cast<std::size_t>(2 * p.K * p.V + p.T * (p.K + p.V));
 }
@@ -125,6 +133,8 @@ void forward_one(const Walk& w, double* S) {
 
 // Upwards in t with S: dq. Downwards with D, the gradient of S_t: dk, dv, dh0. The gates' gradients follow from
 //   dgk_t = sum_{i >= t} (q_i o dq_i - k_i o dk_i) + rowsum(S_T o dS_T),  dgv_t likewise with (o o do - v o dv)
+// where a write counts for what lies behind a later gate only: what reads it before that would be in both sums, and their
+// difference as inexact as it is, where gates are strong.
 // Of (2'), where q_t meets S_{t-1}: the queries' sum starts behind t, and the bonus' parts stay out of both.
 void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memory) {
   const Walk w(p, task);
@@ -134,8 +144,8 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
   };
   double* S = memory;
   double* D = S + K * V;
-  double* by_key = D + K * V;         // [L, K]: q o dq - k o dk
-  double* by_value = by_key + L * K;  // [L, V]: o o do - v o dv
+  double* by_key = D + K * V;         // [L, K]: q o dq
+  double* by_value = by_key + L * K;  // [L, V]: o o do
 
   // scale <v_t, do_t>, what the bonus' gradients share.
   const auto own = [&](std::int64_t t) {
@@ -143,34 +153,61 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
     for (std::int64_t j = 0; p.u && j < V; ++j) sum += p.scale * w.v(t, j) * upstream(t, j);
     return sum;
   };
-  w.start(S);
-  for (std::int64_t t = 0; t < L; ++t) {
-    if (!p.u) w.advance(S, t);
-    const double m = own(t);
+  // What token t reads of a decayed state.
+  const auto reads = [&](std::int64_t t) {
     for (std::int64_t i = 0; i < K; ++i) {
       double dq = 0.0;
       for (std::int64_t j = 0; j < V; ++j) dq += p.scale * S[i * V + j] * upstream(t, j);
       by_key[t * K + i] = w.q(t, i) * dq;
-      if (p.u) dq += m * w.bonus(i) * w.k(t, i);
-      if (p.dq) store(p.dq, dq, w.span.row, w.row(t), w.h, i);
     }
     for (std::int64_t j = 0; j < V; ++j) {
       double o = 0.0;
       for (std::int64_t i = 0; i < K; ++i) o += p.scale * S[i * V + j] * w.q(t, i);
       by_value[t * V + j] = o * upstream(t, j);
     }
-    if (p.u) w.advance(S, t);
-  }
-
+  };
+  const auto query_gradient = [&](std::int64_t t) {
+    const double m = own(t);
+    for (std::int64_t i = 0; p.dq && i < K; ++i) {
+      double dq = p.u ? m * w.bonus(i) * w.k(t, i) : 0.0;
+      for (std::int64_t j = 0; j < V; ++j) dq += p.scale * S[i * V + j] * upstream(t, j);
+      store(p.dq, dq, w.span.row, w.row(t), w.h, i);
+    }
+  };
   for (std::int64_t i = 0; i < K; ++i)
     for (std::int64_t j = 0; j < V; ++j) D[i * V + j] = p.dht ? load(p.dht, w.n, w.h, i, j) : 0.0;
-  // rowsum and colsum of S_T o dS_T start the gates' running sums.
+  // rowsum and colsum of S_T o dS_T, without what the last token wrote, start the gates' running sums.
   std::vector<double> key_sum(static_cast<std::size_t>(K), 0.0), value_sum(static_cast<std::size_t>(V), 0.0);
-  for (std::int64_t i = 0; i < K; ++i)
-    for (std::int64_t j = 0; j < V; ++j) {
-      key_sum[static_cast<std::size_t>(i)] += S[i * V + j] * D[i * V + j];
-      value_sum[static_cast<std::size_t>(j)] += S[i * V + j] * D[i * V + j];
+  w.start(S);
+  if (p.u) std::fill_n(by_key, std::min<std::int64_t>(L, 1) * K, 0.0);
+  if (p.u) std::fill_n(by_value, std::min<std::int64_t>(L, 1) * V, 0.0);
+  for (std::int64_t t = 0; t < L; ++t) {
+    if (p.u) query_gradient(t);
+    w.decay(S, t);
+    if (!p.u) reads(t);
+    if (p.u && t + 1 < L) reads(t + 1);
+    for (std::int64_t i = 0; t + 1 == L && i < K; ++i)
+      for (std::int64_t j = 0; j < V; ++j) {
+        key_sum[static_cast<std::size_t>(i)] += S[i * V + j] * D[i * V + j];
+        value_sum[static_cast<std::size_t>(j)] += S[i * V + j] * D[i * V + j];
+      }
+    w.write(S, t);
+    if (!p.u) query_gradient(t);
+  }
+  // k o dk and v o dv of a token's write, for what lies behind the next gate.
+  std::vector<double> key_source(static_cast<std::size_t>(K), 0.0), value_source(static_cast<std::size_t>(V), 0.0);
+  const auto sources = [&](std::int64_t t) {
+    for (std::int64_t i = 0; i < K; ++i) {
+      double dk = 0.0;
+      for (std::int64_t j = 0; j < V; ++j) dk += D[i * V + j] * w.v(t, j);
+      key_source[static_cast<std::size_t>(i)] = w.k(t, i) * dk;
     }
+    for (std::int64_t j = 0; j < V; ++j) {
+      double dv = 0.0;
+      for (std::int64_t i = 0; i < K; ++i) dv += D[i * V + j] * w.k(t, i);
+      value_source[static_cast<std::size_t>(j)] = w.v(t, j) * dv;
+    }
+  };
 
   const auto add_read = [&](std::int64_t t) {
     for (std::int64_t i = 0; i < K; ++i)
@@ -184,24 +221,19 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
     for (std::int64_t i = 0; i < K; ++i) {
       double dk = 0.0;
       for (std::int64_t j = 0; j < V; ++j) dk += D[i * V + j] * w.v(t, j);
-      if (p.u) {
-        key_sum[static_cast<std::size_t>(i)] -= w.k(t, i) * dk;
-        dk += m * w.bonus(i) * w.q(t, i);
-      } else {
-        by_key[t * K + i] -= w.k(t, i) * dk;
-      }
+      if (p.u) dk += m * w.bonus(i) * w.q(t, i);
       if (p.dk) store(p.dk, dk, w.span.row, w.row(t), w.h, i);
     }
     for (std::int64_t j = 0; j < V; ++j) {
       double dv = 0.0;
       for (std::int64_t i = 0; i < K; ++i) dv += D[i * V + j] * w.k(t, i);
       dv += reads_own * upstream(t, j);
-      by_value[t * V + j] -= w.v(t, j) * dv;
       if (p.dv) store(p.dv, dv, w.span.row, w.row(t), w.h, j);
     }
     double head_sum = 0.0;
     for (std::int64_t i = 0; i < K; ++i) {
       auto& sum = key_sum[static_cast<std::size_t>(i)];
+      sum -= key_source[static_cast<std::size_t>(i)];
       if (!p.u) sum += by_key[t * K + i];
       head_sum += sum;
       if (p.dgk) store(p.dgk, sum, w.span.row, w.row(t), w.h, i);
@@ -210,13 +242,11 @@ void backward_one(const DiagBackwardProblem& p, std::int64_t task, double* memor
     if (p.dg) store(p.dg, head_sum, w.span.row, w.row(t), w.h);
     for (std::int64_t j = 0; j < V; ++j) {
       auto& sum = value_sum[static_cast<std::size_t>(j)];
-      sum += by_value[t * V + j];
+      sum += by_value[t * V + j] - value_source[static_cast<std::size_t>(j)];
       if (p.dgv) store(p.dgv, sum, w.span.row, w.row(t), w.h, j);
     }
-    for (std::int64_t i = 0; i < K; ++i) {
-      const double decay = w.key_decay(t, i);
-      for (std::int64_t j = 0; j < V; ++j) D[i * V + j] *= decay * w.value_decay(t, j);
-    }
+    w.decay(D, t);
+    if (t > 0) sources(t - 1);
     if (p.u) add_read(t);
   }
   if (p.dh0) w.write_state(p.dh0, D, w.n);

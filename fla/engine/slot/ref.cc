@@ -45,12 +45,23 @@ struct Walk {
       for (std::int64_t j = 0; j < columns; ++j) store(to, from[size(i * columns + j)], n, h, i, j);
   }
 
-  void advance(std::int64_t t) {
+  void forget(std::int64_t t) {
     for (std::int64_t m = 0; m < p.M; ++m) {
-      const double e = decay(t, m), s = at(p.s, t, m);
-      for (std::int64_t c = 0; c < p.K; ++c) Hk[size(c * p.M + m)] = e * Hk[size(c * p.M + m)] + s * at(p.k, t, c);
-      for (std::int64_t c = 0; c < p.V; ++c) Hv[size(m * p.V + c)] = e * Hv[size(m * p.V + c)] + s * at(p.v, t, c);
+      const double e = decay(t, m);
+      for (std::int64_t c = 0; c < p.K; ++c) Hk[size(c * p.M + m)] *= e;
+      for (std::int64_t c = 0; c < p.V; ++c) Hv[size(m * p.V + c)] *= e;
     }
+  }
+  void write(std::int64_t t) {
+    for (std::int64_t m = 0; m < p.M; ++m) {
+      const double s = at(p.s, t, m);
+      for (std::int64_t c = 0; c < p.K; ++c) Hk[size(c * p.M + m)] += s * at(p.k, t, c);
+      for (std::int64_t c = 0; c < p.V; ++c) Hv[size(m * p.V + c)] += s * at(p.v, t, c);
+    }
+  }
+  void advance(std::int64_t t) {
+    forget(t);
+    write(t);
   }
   // y and p of query head i.
   void weights(std::int64_t t, std::int64_t i, double* y, double* w) const {
@@ -84,7 +95,9 @@ void forward_one(Walk& w) {
   w.store_state(w.Hv, p.hvt, p.M, p.V);
 }
 
-// Upwards in t: y, p, dp = Hv_t do_t, dy and dq. Downwards with the gradients of the states: everything else.
+// Upwards in t: y, p, dp = Hv_t do_t, dy and dq. Downwards with the gradients of the states: everything else. A gate's
+// gradient is a sum over what was written before it and read at or after it. Of a write only what lies behind a later gate
+// takes part, as the rest would cancel, which leaves its rounding beside what strong gates make small.
 void backward_one(const SlotBackwardProblem& p, std::int64_t task) {
   Walk w(p, task);
   const std::int64_t L = w.span.length, M = p.M, K = p.K, V = p.V;
@@ -92,9 +105,19 @@ void backward_one(const SlotBackwardProblem& p, std::int64_t task) {
     return p.do_ ? load(p.do_, w.span.row, w.row(t), i, c) : 0.0;
   };
   Vector y(size(M)), dp(size(M));
-  Vector weight(size(L * p.G * M)), dy(size(L * p.G * M)), gate(size(L * M));  // gate: y o dy + p o dp
+  Vector weight(size(L * p.G * M)), dy(size(L * p.G * M)), path(size(L * M));  // path: y o dy + p o dp
+  Vector gate(size(L * M));  // the same of states without the token's own write
+  Vector Dk(size(K * M)), Dv(size(M * V)), sum(size(M));
+  w.load_state(p.dhkt, Dk, K, M);
+  w.load_state(p.dhvt, Dv, M, V);
   for (std::int64_t t = 0; t < L; ++t) {
-    w.advance(t);
+    w.forget(t);
+    const Vector past_k = w.Hk, past_v = w.Hv;
+    w.write(t);
+    for (std::int64_t m = 0; t + 1 == L && m < M; ++m) {
+      for (std::int64_t c = 0; c < K; ++c) sum[size(m)] += past_k[size(c * M + m)] * Dk[size(c * M + m)];
+      for (std::int64_t c = 0; c < V; ++c) sum[size(m)] += past_v[size(m * V + c)] * Dv[size(m * V + c)];
+    }
     for (std::int64_t j = 0; j < p.G; ++j) {
       const std::int64_t i = w.h * p.G + j, at = (t * p.G + j) * M;
       w.weights(t, i, y.data(), &weight[size(at)]);
@@ -106,7 +129,12 @@ void backward_one(const SlotBackwardProblem& p, std::int64_t task) {
       }
       for (std::int64_t m = 0; m < M; ++m) {
         dy[size(at + m)] = weight[size(at + m)] * (dp[size(m)] - mean);
-        gate[size(t * M + m)] += y[size(m)] * dy[size(at + m)] + weight[size(at + m)] * dp[size(m)];
+        path[size(t * M + m)] += y[size(m)] * dy[size(at + m)] + weight[size(at + m)] * dp[size(m)];
+        double past_y = 0.0, past_dp = 0.0;
+        for (std::int64_t c = 0; c < K; ++c)
+          past_y += p.scale * past_k[size(c * M + m)] * load(p.q, w.span.row, w.row(t), i, c);
+        for (std::int64_t c = 0; c < V; ++c) past_dp += past_v[size(m * V + c)] * up(t, i, c);
+        gate[size(t * M + m)] += past_y * dy[size(at + m)] + weight[size(at + m)] * past_dp;
       }
       for (std::int64_t c = 0; c < K && p.dq; ++c) {
         double dq = 0.0;
@@ -114,17 +142,11 @@ void backward_one(const SlotBackwardProblem& p, std::int64_t task) {
         store(p.dq, dq, w.span.row, w.row(t), i, c);
       }
     }
-    for (std::int64_t m = 0; m < M && p.path; ++m) store(p.path, gate[size(t * M + m)], w.span.row, w.row(t), w.h, m);
+    for (std::int64_t m = 0; m < M && p.path; ++m) store(p.path, path[size(t * M + m)], w.span.row, w.row(t), w.h, m);
   }
 
-  Vector Dk(size(K * M)), Dv(size(M * V)), sum(size(M));
-  w.load_state(p.dhkt, Dk, K, M);
-  w.load_state(p.dhvt, Dv, M, V);
-  for (std::int64_t m = 0; m < M; ++m) {
-    for (std::int64_t c = 0; c < K; ++c) sum[size(m)] += w.Hk[size(c * M + m)] * Dk[size(c * M + m)];
-    for (std::int64_t c = 0; c < V; ++c) sum[size(m)] += w.Hv[size(m * V + c)] * Dv[size(m * V + c)];
-  }
   Vector dk(size(K)), dv(size(V));
+  Vector source(size(M));  // s ds of a token's write, for what lies behind the next gate
   for (std::int64_t t = L - 1; t >= 0; --t) {
     std::fill(dk.begin(), dk.end(), 0.0);
     std::fill(dv.begin(), dv.end(), 0.0);
@@ -147,7 +169,11 @@ void backward_one(const SlotBackwardProblem& p, std::int64_t task) {
         dv[size(c)] += Dv[size(m * V + c)] * s;
         Dv[size(m * V + c)] *= e;
       }
-      sum[size(m)] += gate[size(t * M + m)] - s * ds;
+      sum[size(m)] += gate[size(t * M + m)] - source[size(m)];
+      source[size(m)] = 0.0;
+      for (std::int64_t c = 0; t > 0 && c < K; ++c) source[size(m)] += Dk[size(c * M + m)] * w.at(p.k, t - 1, c);
+      for (std::int64_t c = 0; t > 0 && c < V; ++c) source[size(m)] += Dv[size(m * V + c)] * w.at(p.v, t - 1, c);
+      if (t > 0) source[size(m)] *= w.at(p.s, t - 1, m);
       if (p.ds) store(p.ds, ds, w.span.row, w.row(t), w.h, m);
       if (p.dg) store(p.dg, sum[size(m)], w.span.row, w.row(t), w.h, m);
     }

@@ -2,8 +2,8 @@
 // cache. Per-target code.
 //
 // Four rows at a time are held in registers, so the chains of several rows and columns overlap. Every element is one
-// chain of fused multiply-adds in a fixed order: its bits do not depend on the number of columns, and in the forward
-// direction not on the number of rows.
+// chain of fused multiply-adds in a fixed order: its bits do not depend on the number of columns, in the forward direction
+// not on the number of rows, and in the other one not on rows at the end that are zero.
 #if defined(FLA_KERNELS_CPU_SOLVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef FLA_KERNELS_CPU_SOLVE_INL_H_
 #undef FLA_KERNELS_CPU_SOLVE_INL_H_
@@ -109,9 +109,12 @@ HWY_NOINLINE void solve_lower_columns(const float* n, std::int64_t ldn, std::int
 
 template <int NV>
 HWY_NOINLINE void solve_upper_columns(const float* n, std::int64_t ldn, std::int64_t rows, float* x, std::int64_t ldx) {
-  std::int64_t i = rows;
-  for (; i % 4 != 0; --i) solve_upper_block<1, NV>(n, ldn, i - 1, rows, x, ldx);
-  for (; i > 0; i -= 4) solve_upper_block<4, NV>(n, ldn, i - 4, rows, x, ldx);
+  // The rows past the last four in one block: row by row their sums would have another order than in a block of four.
+  const std::int64_t rest = rows % 4, whole = rows - rest;
+  if (rest == 1) solve_upper_block<1, NV>(n, ldn, whole, rows, x, ldx);
+  if (rest == 2) solve_upper_block<2, NV>(n, ldn, whole, rows, x, ldx);
+  if (rest == 3) solve_upper_block<3, NV>(n, ldn, whole, rows, x, ldx);
+  for (std::int64_t i = whole; i > 0; i -= 4) solve_upper_block<4, NV>(n, ldn, i - 4, rows, x, ldx);
 }
 
 // x <- (I - n)^{-1} x in place, n strictly lower [rows, rows] (the rest is not read), x [rows, columns] with columns a

@@ -34,6 +34,7 @@
 #include "fla/kernels/cpu/gemm-inl.h"
 #include "fla/kernels/cpu/io-inl.h"
 #include "fla/kernels/cpu/math-inl.h"
+#include "fla/kernels/cpu/norm-inl.h"
 
 #ifndef FLA_OPS_MESA_NET_CPU_CC_ONCE
 #define FLA_OPS_MESA_NET_CPU_CC_ONCE
@@ -163,13 +164,6 @@ HWY_NOINLINE void multiply(const float* by, float* x, std::int64_t n) {
     hn::StoreU(hn::Mul(hn::LoadU(d, by + i), hn::LoadU(d, x + i)), d, x + i);
 }
 
-HWY_NOINLINE void normalize(float* x, std::int64_t kp, std::int64_t rows, float* inverse) {
-  for (std::int64_t i = 0; i < rows; ++i) {
-    inverse[i] = 1.0F / std::sqrt(dot(x + i * kp, x + i * kp, kp) + 1e-6F);
-    scale(inverse[i], x + i * kp, x + i * kp, kp);
-  }
-}
-
 // y = p (A_i + diag(lamb)) in rows, without lamb; w.pe holds e^{G_i} p_i.
 HWY_NOINLINE void apply_states(MesaTiles& w, std::int64_t K, std::int64_t C) {
   const std::int64_t kp = pad_up(K), lt = token_ld(kMesaBT);
@@ -285,7 +279,7 @@ HWY_NOINLINE void load_tokens(const MesaNetArgs& args, const MesaHead& s, MesaTi
   const F d;
   const std::int64_t kp = pad_up(K), lt = token_ld(kMesaBT);
   load_rows(s.rows(args.k), t0, C, 0, K, w.k, kp);
-  if (args.use_qk_l2norm_in_kernel) normalize(w.k, kp, C, w.rk);
+  if (args.use_qk_l2norm_in_kernel) normalize_rows(w.k, kp, C, w.rk);
   load_rows(s.rows(args.v), t0, C, 0, K, w.v, kp);
   const Rows g = s.rows(args.g), beta = s.rows(args.beta);
   double sum = 0.0;
@@ -350,7 +344,7 @@ HWY_NOINLINE void load_regulariser(const TensorView& x, std::int64_t h, std::int
 HWY_NOINLINE void load_queries(const MesaNetArgs& args, const MesaHead& s, MesaTiles& w, std::int64_t K,
                                std::int64_t t0, std::int64_t C) {
   load_rows(s.rows(args.q), t0, C, 0, K, w.q, pad_up(K));
-  if (args.use_qk_l2norm_in_kernel) normalize(w.q, pad_up(K), C, w.rq);
+  if (args.use_qk_l2norm_in_kernel) normalize_rows(w.q, pad_up(K), C, w.rq);
 }
 
 HWY_INLINE void store_scalars(const float* x, const Rows& to, std::int64_t t0, std::int64_t C) {

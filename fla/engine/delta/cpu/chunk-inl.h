@@ -17,6 +17,7 @@
 #include "fla/kernels/cpu/gemm-inl.h"
 #include "fla/kernels/cpu/io-inl.h"
 #include "fla/kernels/cpu/math-inl.h"
+#include "fla/kernels/cpu/norm-inl.h"
 #include "fla/kernels/cpu/prefetch.h"
 #include "fla/kernels/cpu/rows.h"
 #include "fla/kernels/cpu/solve-inl.h"
@@ -33,55 +34,55 @@ HWY_INLINE V sigmoid_v(D d, V x) {
   return hn::Div(one, hn::Add(one, exp_v(d, hn::Neg(x))));
 }
 
+// Below this a softplus is e^y to the last bit of fp32. With a multiplier that makes something of it, the two are one
+// power: e^y alone would be 0 where the gate is not.
+constexpr float kSoftplusTail = -20.0F, kLargeA = 40.0F;
+
+// e^{A_log} x; where that multiplier is 0, x may be infinite.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V multiplied(D d, const DeltaGate& gate, V x) {
+  return gate.multiplier == 0.0F ? hn::Zero(d) : hn::Mul(hn::Set(d, gate.multiplier), x);
+}
+
 // The log gate of y = raw + bias.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V activate_v(D d, const DeltaGate& gate, V y) {
-  const V m = hn::Set(d, gate.multiplier);
   if (gate.kind == GateActivation::Kind::Softplus) {
     const V cut = hn::Set(d, 20.0F);
     const V soft = hn::Log1p(d, exp_v(d, hn::Min(y, cut)));
-    return hn::Neg(hn::Mul(m, hn::IfThenElse(hn::Gt(y, cut), y, soft)));
+    const V g = hn::Neg(multiplied(d, gate, hn::IfThenElse(hn::Gt(y, cut), y, soft)));
+    if (gate.A_log < kLargeA) return g;
+    const V tail = hn::Neg(exp_v(d, hn::Add(y, hn::Set(d, gate.A_log))));
+    return hn::IfThenElse(hn::Lt(y, hn::Set(d, kSoftplusTail)), tail, g);
   }
   if (gate.kind == GateActivation::Kind::Bounded)
-    return hn::Mul(hn::Set(d, gate.lower_bound), sigmoid_v(d, hn::Mul(m, y)));
+    return hn::Mul(hn::Set(d, gate.lower_bound), sigmoid_v(d, multiplied(d, gate, y)));
   return y;
 }
 
 // slope = dg/dy, slope_A = dg/dA_log. The latter grows with y where nothing depends on it any more: it is 0 there, as
-// the product is in the limit, so that an infinite raw gate has gradients too.
+// the product is in the limit, so that an infinite raw gate has gradients too. Both are finite, as the gradient of g that
+// they multiply may be 0.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE void gate_slopes(D d, const DeltaGate& gate, V y, V g, V* slope, V* slope_A) {
-  const V m = hn::Set(d, gate.multiplier), one = hn::Set(d, 1.0F);
+  const V m = hn::Set(d, gate.multiplier), one = hn::Set(d, 1.0F), least = hn::Set(d, -0x1.fffffep127F);
   if (gate.kind == GateActivation::Kind::Softplus) {
     *slope = hn::Neg(hn::Mul(m, sigmoid_v(d, y)));
+    if (gate.A_log >= kLargeA) *slope = hn::IfThenElse(hn::Lt(y, hn::Set(d, kSoftplusTail)), hn::Max(g, least), *slope);
     *slope_A = hn::IfThenZeroElse(hn::Le(g, hn::Set(d, static_cast<float>(kLeastGate))), g);
     return;
   }
   if (gate.kind == GateActivation::Kind::Bounded) {
-    const V s = sigmoid_v(d, hn::Mul(m, y));
-    *slope = hn::Mul(hn::Mul(hn::Set(d, gate.lower_bound), m), hn::Mul(s, hn::Sub(one, s)));
-    *slope_A = hn::IfThenZeroElse(hn::Eq(*slope, hn::Zero(d)), hn::Mul(*slope, y));
+    // s (1 - s) = e / (1 + e)^2 with e = e^-|x|: 0 at both ends, and no difference to lose digits in. Bound and
+    // multiplier come after it, as their product may be no float.
+    const V x = multiplied(d, gate, y), e = exp_v(d, hn::Neg(hn::Abs(x))), under = hn::Add(one, e);
+    const V by_x = hn::Mul(hn::Set(d, gate.lower_bound), hn::Div(e, hn::Mul(under, under)));
+    *slope = hn::Max(hn::Mul(by_x, m), least);
+    *slope_A = hn::IfThenZeroElse(hn::Eq(by_x, hn::Zero(d)), hn::Mul(by_x, x));
     return;
   }
   *slope = one;
   *slope_A = hn::Zero(d);
-}
-
-// x / sqrt(sum x^2 + 1e-6); keeps the factor.
-inline HWY_NOINLINE void normalize_rows(float* x, std::int64_t ld, std::int64_t rows, float* inverse) {
-  const hn::ScalableTag<float> d;
-  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  for (std::int64_t i = 0; i < rows; ++i) {
-    float* r = x + i * ld;
-    auto s = hn::Zero(d);
-    for (std::int64_t c = 0; c < ld; c += lanes) {
-      const auto v = hn::LoadU(d, r + c);
-      s = hn::MulAdd(v, v, s);
-    }
-    const float f = 1.0F / std::sqrt(hn::GetLane(hn::SumOfLanes(d, s)) + 1e-6F);
-    for (std::int64_t c = 0; c < ld; c += lanes) hn::StoreU(hn::Mul(hn::Set(d, f), hn::LoadU(d, r + c)), d, r + c);
-    inverse[i] = f;
-  }
 }
 
 // dst[i] = factor[i] * src[i]; whole padded rows.

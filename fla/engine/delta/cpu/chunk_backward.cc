@@ -11,8 +11,10 @@
 //          the workspace allows; pass B walks the segments backwards, makes a segment's other state (and x) again, and
 //          walks its chunks
 // layout   sums over V leave [K, C] tiles, as S and D are used as they lie; everything else is token-major
-// gates    dg_t is the sum over pairs (source before t, use at or after t). The diagonal pairs and the uses of sources
-//          at or after t are left out of the sums from the start, as in the diagonal engine's chunk_backward.cc
+// gates    dg_t is the sum over pairs (source before t, use at or after t). Pairs without a gate between them and the
+//          uses of sources at or after t are left out of the sums from the start, as in diag's chunk_backward.cc. Without
+//          a gate between them are the diagonal of dP, where n reads before its decay the row beside the diagonal of
+//          dN, and all rows of a token that has several
 #include <algorithm>
 #include <cstdint>
 
@@ -104,6 +106,11 @@ HWY_BEFORE_NAMESPACE();
 namespace fla::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// Whether a source and a later row that uses it, which are not the same row, can be without a gate between them.
+inline bool gates_skip_pairs(const DeltaProblem& p) {
+  return delta_gate(p) != KeyGate::None && (p.R > 1 || reads_before_decay(p));
+}
+
 // Two groups of token columns side by side.
 constexpr std::int64_t kPairLd = 2 * kBackwardBT + kPad;
 
@@ -132,9 +139,11 @@ struct DeltaBackwardTiles {
   float* row = nullptr;                                         // [4, pad_up(K)]
   float* partial = nullptr;                                     // [K, kPad] rowsum_v(S_0 o D) by lanes
   float *delta = nullptr, *delta1 = nullptr, *dbeta = nullptr;  // [BT] <do_i, x_i>, <do_i, v_i>
-  float* values = nullptr;                                      // [2, ldv]
-  float* o = nullptr;                                           // [BT, kBV]
-  float* tmp = nullptr;                                         // [kPad + 4, pad_up(max(K, V))]
+  // [rows, lt] what is left out of dP, dN, dP1, dN1 besides the diagonal; only where gates_skip_pairs
+  float *near_q = nullptr, *near_n = nullptr, *near_q1 = nullptr, *near_n1 = nullptr;
+  float* values = nullptr;  // [2, ldv]
+  float* o = nullptr;       // [BT, kBV]
+  float* tmp = nullptr;     // [kPad + 4, pad_up(max(K, V))]
 
   void carve(Arena& arena, const DeltaProblem& p, const DeltaBackwardPlan& b) {
     const std::int64_t kp = pad_up(p.K), lt = token_ld(kBackwardBT), rows = token_rows_padded(kBackwardBT);
@@ -169,6 +178,12 @@ struct DeltaBackwardTiles {
     row = arena.floats(4 * kp);
     partial = arena.floats(kp * kPad);
     for (float** q : {&delta, &delta1, &dbeta}) *q = arena.floats(kBackwardBT);
+    if (gates_skip_pairs(p)) {
+      for (float** q : {&near_q, &near_n}) *q = arena.floats(rows * lt);
+      if (general) {
+        for (float** q : {&near_q1, &near_n1}) *q = arena.floats(rows * lt);
+      }
+    }
     values = arena.floats(2 * ldv);
     o = arena.floats(kBackwardBT * kBV);
     tmp = arena.floats((kPad + 4) * pad_up(std::max(p.K, p.V)));
@@ -190,11 +205,18 @@ struct DeltaBackwardTiles {
   }
 };
 
+// The first source of row i that has no gate between them, i itself where there is none: row i reads at the level of row
+// i - shift, whose token begins there.
+HWY_INLINE std::int64_t first_near(std::int64_t i, std::int64_t shift, std::int64_t t0, std::int64_t R) {
+  return i == 0 ? 0 : std::clamp<std::int64_t>(i - shift - (t0 + i - shift) % R, 0, i);
+}
+
 // Off the diagonal of a square of score gradients: the diagonal goes to `diagonal` (or nowhere), what lies above
-// becomes zero, and a head gate's decay is applied, from `shift` rows above.
+// becomes zero, and a head gate's decay is applied, from `shift` rows above. With `near` the
+// pairs without a gate between them move there.
 template <KeyGate kGate>
 HWY_NOINLINE void strict_scores(float* a, std::int64_t lt, std::int64_t C, const float* mask, std::int64_t shift,
-                                float* diagonal) {
+                                float* diagonal, float* near, std::int64_t t0, std::int64_t R) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   for (std::int64_t i = 0; i < C; ++i) {
@@ -205,7 +227,9 @@ HWY_NOINLINE void strict_scores(float* a, std::int64_t lt, std::int64_t C, const
       for (std::int64_t j = 0; j < i; j += lanes)
         hn::StoreU(hn::Mul(hn::LoadU(d, m + j), hn::LoadU(d, r + j)), d, r + j);
     }
-    std::fill(r + i, r + lt, 0.0F);
+    const std::int64_t end = near != nullptr ? first_near(i, shift, t0, R) : i;
+    if (near != nullptr) std::copy(r + end, r + i, near + i * lt + end);
+    std::fill(r + end, r + lt, 0.0F);
   }
 }
 
@@ -311,6 +335,36 @@ HWY_NOINLINE void chunk_vectors(DeltaBackwardTiles& w, DeltaTiles& t, std::int64
   }
 }
 
+// What the pairs in near_q .. near_n1 give: no decay, hence as they are.
+template <DeltaKind kKind>
+HWY_NOINLINE void add_near_pairs(DeltaBackwardTiles& w, const DeltaTiles& t, std::int64_t K, std::int64_t C,
+                                 std::int64_t shift, std::int64_t t0, std::int64_t R, float scale) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), kp = pad_up(K), lt = token_ld(kBackwardBT);
+  // user's gradient += a source, source's gradient += a user
+  const auto pair = [&](float by, const float* user, float* duser, const float* source, float* dsource) HWY_ATTR {
+    const auto f = hn::Set(d, by);
+    for (std::int64_t c = 0; c < kp; c += lanes) {
+      hn::StoreU(hn::MulAdd(f, hn::LoadU(d, source + c), hn::LoadU(d, duser + c)), d, duser + c);
+      hn::StoreU(hn::MulAdd(f, hn::LoadU(d, user + c), hn::LoadU(d, dsource + c)), d, dsource + c);
+    }
+  };
+  for (std::int64_t i = 1; i < C; ++i) {
+    const float *q = t.q + i * kp, *n = t.n + i * kp;
+    float *dq = w.dq + i * kp, *dn = w.dn + i * kp;
+    for (std::int64_t j = first_near(i, 0, t0, R); j < i; ++j) {
+      const std::int64_t at = i * lt + j;
+      pair(scale * w.near_q[at], q, dq, t.s + j * kp, w.u + j * kp);
+      if (kKind == DeltaKind::General) pair(scale * w.near_q1[at], q, dq, t.s1 + j * kp, w.u1 + j * kp);
+    }
+    for (std::int64_t j = first_near(i, shift, t0, R); j < i; ++j) {
+      const std::int64_t at = i * lt + j;
+      pair(w.near_n[at], n, dn, t.s + j * kp, w.u + j * kp);
+      if (kKind == DeltaKind::General) pair(w.near_n1[at], n, dn, t.s1 + j * kp, w.u1 + j * kp);
+    }
+  }
+}
+
 // The gradients of one chunk's rows; D moves to the chunk's entry. states: S_0; x, v: of the chunk; sum_row: its first
 // row in the group sums, which begin with the group's first value head.
 template <DeltaKind kKind, KeyGate kGate>
@@ -362,14 +416,14 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaBackwardProblem& p, const Delt
   transpose(w.y, ldv, C, V, w.dyt + BT, kPairLd);
   gemm<false>(C, C, {w.do_, ldv, w.xt, lt, V}, {}, Tri::None, {}, w.dP, lt, 0);
   gemm<false>(C, C, {w.y, ldv, w.xt, lt, V}, {}, Tri::None, {}, w.dN, lt, 0);
-  strict_scores<kGate>(w.dP, lt, C, t.mask, 0, w.delta);
-  strict_scores<kGate>(w.dN, lt, C, t.mask, shift, nullptr);
+  strict_scores<kGate>(w.dP, lt, C, t.mask, 0, w.delta, w.near_q, t0, R);
+  strict_scores<kGate>(w.dN, lt, C, t.mask, shift, nullptr, w.near_n, t0, R);
   if (kGeneral) {
     transpose(v, ldv, C, V, w.vt, lt);
     gemm<false>(C, C, {w.do_, ldv, w.vt, lt, V}, {}, Tri::None, {}, w.dP1, lt, 0);
     gemm<false>(C, C, {w.y, ldv, w.vt, lt, V}, {}, Tri::None, {}, w.dN1, lt, 0);
-    strict_scores<kGate>(w.dP1, lt, C, t.mask, 0, w.delta1);
-    strict_scores<kGate>(w.dN1, lt, C, t.mask, shift, nullptr);
+    strict_scores<kGate>(w.dP1, lt, C, t.mask, 0, w.delta1, w.near_q1, t0, R);
+    strict_scores<kGate>(w.dN1, lt, C, t.mask, shift, nullptr, w.near_n1, t0, R);
   }
 
   const bool want_sum = want_gate && kGate != KeyGate::None;
@@ -453,6 +507,8 @@ HWY_NOINLINE void delta_backward_chunk(const DeltaBackwardProblem& p, const Delt
       }
     }
   }
+
+  if (w.near_n != nullptr) add_near_pairs<kKind>(w, t, K, C, shift, t0, R, static_cast<float>(p.scale));
 
   const bool values = !kGeneral && (grad.dv || grad.dbeta || grad.dew), plain = values && !in.ew;
   float* v_raw = w.do_;  // nobody reads do_ any more

@@ -50,7 +50,7 @@ inline std::int64_t write_head(const DeltaProblem& p, std::int64_t hv) {
 struct DeltaGate {
   Rows g, gk;  // raw; both may be present in one problem, then g is the activated one
   GateActivation::Kind kind = GateActivation::Kind::None;
-  float multiplier = 1.0F;  // e^{A_log}
+  float multiplier = 1.0F, A_log = 0.0F;  // multiplier: e^{A_log}
   float lower_bound = 0.0F;
   Rows bias;  // one row: [1] for g, [K] for gk
 };
@@ -90,6 +90,7 @@ struct DeltaInputs {
     if (x.gate.A_log) {
       const Rows A{x.gate.A_log.at(hv), x.gate.A_log.dtype, 0, 1};
       // Finite, as an infinite one times a softplus of 0 is NaN.
+      gate.A_log = static_cast<float>(scalar_at(A, 0));
       gate.multiplier = static_cast<float>(std::min(std::exp(scalar_at(A, 0)), 0x1p127));
     }
     if (x.gate.dt_bias) {

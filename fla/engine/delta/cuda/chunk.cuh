@@ -74,7 +74,7 @@ FLA_DEVICE float log2_gate(float log_gate) {
   const float g = log_gate * kLog2e;
   return g < kStrongestGate ? kStrongestGate : g;
 }
-FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, float multiplier) {
+FLA_DEVICE float log2_gate(const DeltaArgs& p, float raw, float bias, GateScale multiplier) {
   return log2_gate(activate(p, raw, bias, multiplier));
 }
 

@@ -124,7 +124,7 @@ delta_head_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, std::i
     float gate = 0.0F, beta = 0.0F;
     if (row < c.rows) {
       if (p.g.present()) {
-        gate = log2_gate(p, p.g.load(c.s.row, first + row, hv), gate_bias(p, hv, 0), gate_multiplier(p, hv));
+        gate = log2_gate(p, p.g.load(c.s.row, first + row, hv), gate_bias(p, hv, 0), gate_scale(p, hv));
       }
       beta = load_beta(p, c.s.row, first + row, hv, 0);
     }
@@ -228,7 +228,7 @@ delta_channel_prologue_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w) {
   }
   const std::int64_t first = c.s.begin + c.t0, at = slot * p.HV + hv;
 
-  const float multiplier = gate_multiplier(p, hv);
+  const GateScale multiplier = gate_scale(p, hv);
   for (int channel = id; channel < KP; channel += kChannelPrologueThreads) {
     float raw[kBT] = {}, sum = 0.0F;
     if (channel < p.K) load_gate_column(p.gk, c.s.row, first, hv, channel, c.rows, raw);

@@ -77,17 +77,30 @@ delta_decode_kernel(const DeltaArgs p) {
         kk += k[i] * k[i];
         qk += q[i] * k[i];
       }
-      const float by_q = p.scale * (p.normalize_q ? inverse_norm(warp_sum(qq)) : 1.0F);
-      const float by_k = p.normalize_k ? inverse_norm(warp_sum(kk)) : 1.0F;
+      const auto squares_of = [](const float(&x)[KP / 32]) {
+        return [&x](float shrink) {
+          float sum = 0.0F;
+          FLA_UNROLL
+          for (const float y : x) sum += shrink * y * (shrink * y);
+          return sum;
+        };
+      };
+      if (p.normalize_q) qq = warp_sum(qq);
+      if (p.normalize_k) kk = warp_sum(kk);
+      const float by_q = p.scale * (p.normalize_q ? inverse_norm_of_any(qq, squares_of(q)) : 1.0F);
+      const float by_k = p.normalize_k ? inverse_norm_of_any(kk, squares_of(k)) : 1.0F;
+      const bool any_long = (p.normalize_q && qq >= kLongSquares) || (p.normalize_k && kk >= kLongSquares);
+      float units = 0.0F;  // of rows that are too long for their product
       FLA_UNROLL
       for (int i = 0; i < KP / 32; ++i) {
         sq.store(t * KP + lane_id() + 32 * i, by_q * q[i]);
         sk.store(t * KP + lane_id() + 32 * i, by_k * k[i]);
+        if (any_long) units += by_q * q[i] * (by_k * k[i]);
       }
-      qk = warp_sum(qk) * by_q * by_k;
+      qk = any_long ? warp_sum(units) : warp_sum(qk) * by_q * by_k;
       if (lane_id() == 0) sqk.store(t, qk);
     } else if (task % 3 == 1) {
-      stage_decay<KP>(p, n, t, hv, gate_multiplier(p, hv), sd + t * KP);
+      stage_decay<KP>(p, n, t, hv, gate_scale(p, hv), sd + t * KP);
     } else {
       FLA_UNROLL
       for (int j = lane_id(); j < kColumns; j += 32) {

@@ -307,7 +307,8 @@ delta_gradient_kernel(const DeltaBackwardArgs p, const DeltaChunkSpace<T> w) {
           FLA_UNROLL
           for (int i = 0; i < kBT / 2; ++i) sGate.store((from + i) * L::kLdG + id, raw[i]);
         }
-        const float multiplier = gate_multiplier(p, hv), bias = id < p.K ? gate_bias(p, hv, id) : 0.0F;
+        const GateScale multiplier = gate_scale(p, hv);
+        const float bias = id < p.K ? gate_bias(p, hv, id) : 0.0F;
         const int count = id < p.K ? c.rows : 0;
         float sum = 0.0F;
         FLA_ROLL
@@ -634,7 +635,8 @@ delta_gradient_kernel(const DeltaBackwardArgs p, const DeltaChunkSpace<T> w) {
       if (warp < KP / 32) {
         float sum_a = 0.0F, sum_bias = 0.0F;
         if (id < p.K) {
-          const float multiplier = gate_multiplier(p, hv), bias = gate_bias(p, hv, id);
+          const GateScale multiplier = gate_scale(p, hv);
+          const float bias = gate_bias(p, hv, id);
           float sum = sGate.load(kBT * L::kLdG + id);
           FLA_ROLL
           for (int i = kBT - 1; i >= 0; --i) {
@@ -685,7 +687,7 @@ delta_gradient_kernel(const DeltaBackwardArgs p, const DeltaChunkSpace<T> w) {
           float sum_a = 0.0F, sum_bias = 0.0F;
           if (lane < c.rows) {
             const GateSlopes s =
-                gate_slopes(p, p.g.load(c.s.row, first + lane, hv), gate_bias(p, hv, 0), gate_multiplier(p, hv));
+                gate_slopes(p, p.g.load(c.s.row, first + lane, hv), gate_bias(p, hv, 0), gate_scale(p, hv));
             if (p.dg.present()) p.dg.store(sum * s.raw, c.s.row, first + lane, hv);
             sum_a = sum * s.A_log;
             sum_bias = sum * s.raw;

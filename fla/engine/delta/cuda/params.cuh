@@ -136,32 +136,50 @@ FLA_DEVICE Sequence sequence(const DeltaArgs& p, std::int64_t n) {
 
 FLA_DEVICE float sigmoid(float x) { return 1.0F / (1.0F + expf(-x)); }
 
-// The log gate of a raw one; `multiplier` is e^{A_log}.
-FLA_DEVICE float activate(const DeltaArgs& p, float raw, float bias, float multiplier) {
+// A_log of a head, and e^{A_log}, finite, as an infinite one times a softplus of 0 is NaN.
+struct GateScale {
+  float A_log, multiplier;
+  // Where the multiplier is 0, x may be infinite.
+  FLA_DEVICE float times(float x) const { return multiplier == 0.0F ? 0.0F : multiplier * x; }
+};
+
+// The log gate of a raw one.
+FLA_DEVICE float activate(const DeltaArgs& p, float raw, float bias, GateScale scale) {
   if (p.gate == GateActivation::Kind::None) return raw;
   const float y = raw + bias;
-  if (p.gate == GateActivation::Kind::Softplus) return -multiplier * (y > 20.0F ? y : log1pf(expf(y)));
-  return p.lower_bound * sigmoid(multiplier * y);
+  if (p.gate == GateActivation::Kind::Softplus) {
+    // Far below 0 a softplus is e^y, which alone is 0 where its product with a large multiplier is not.
+    if (y < -20.0F) return -expf(y + scale.A_log);
+    return -scale.times(y > 20.0F ? y : log1pf(expf(y)));
+  }
+  return p.lower_bound * sigmoid(scale.times(y));
 }
 // e^g is 0 in fp32 below this.
 inline constexpr float kZeroDecay = -104.0F;
 // The log gate's derivatives by the raw gate and by A_log. The latter grows with the raw gate where nothing depends on
-// it any more: it is 0 there, as the product is in the limit, so that an infinite raw gate has gradients too.
+// it any more: it is 0 there, as the product is in the limit, so that an infinite raw gate has gradients too. Both are
+// finite, as the gradient of g that they multiply may be 0.
+inline constexpr float kLargest = 0x1.fffffep127F;
 struct GateSlopes {
   float raw, A_log;
 };
-FLA_DEVICE GateSlopes gate_slopes(const DeltaArgs& p, float raw, float bias, float multiplier) {
+FLA_DEVICE float at_least(float x, float least) { return x < least ? least : x; }
+FLA_DEVICE GateSlopes gate_slopes(const DeltaArgs& p, float raw, float bias, GateScale scale) {
   if (p.gate == GateActivation::Kind::None) return {1.0F, 0.0F};
   const float y = raw + bias;
   if (p.gate == GateActivation::Kind::Softplus) {
-    const float g = activate(p, raw, bias, multiplier);
-    return {-multiplier * sigmoid(y), g < kZeroDecay ? 0.0F : g};
+    const float g = activate(p, raw, bias, scale);
+    return {y < -20.0F ? at_least(g, -kLargest) : -scale.multiplier * sigmoid(y), g < kZeroDecay ? 0.0F : g};
   }
-  const float x = sigmoid(multiplier * y), slope = p.lower_bound * multiplier * x * (1.0F - x);
-  return {slope, slope == 0.0F ? 0.0F : slope * y};
+  // s (1 - s) = e / (1 + e)^2 with e = e^-|x|: 0 at both ends, and no difference to lose digits in. Bound and multiplier
+  // come after it, as their product may be no float.
+  const float x = scale.times(y), e = expf(-fabsf(x)), by_x = p.lower_bound * (e / ((1.0F + e) * (1.0F + e)));
+  return {at_least(by_x * scale.multiplier, -kLargest), by_x == 0.0F ? 0.0F : by_x * x};
 }
-FLA_DEVICE float gate_multiplier(const DeltaArgs& p, int hv) {
-  return p.A_log.present() ? expf(p.A_log.load(hv)) : 1.0F;
+FLA_DEVICE GateScale gate_scale(const DeltaArgs& p, int hv) {
+  if (!p.A_log.present()) return {0.0F, 1.0F};
+  const float A = p.A_log.load(hv), e = expf(A);
+  return {A, e > 0x1p127F ? 0x1p127F : e};
 }
 FLA_DEVICE float gate_bias(const DeltaArgs& p, int hv, int channel) {
   return p.dt_bias.present() ? p.dt_bias.load(hv, channel) : 0.0F;
@@ -175,6 +193,15 @@ FLA_DEVICE float load_beta(const DeltaArgs& p, std::int64_t row, std::int64_t t,
 
 // 1 / |x|, with the operator's epsilon.
 FLA_DEVICE float inverse_norm(float sum_of_squares) { return 1.0F / sqrtf(sum_of_squares + 1e-6F); }
+// The same of a row whose squares may leave fp32, a part of it in each lane of the warp: then they are summed again of a
+// row that is a power of two shorter, beside which the epsilon is nothing.
+inline constexpr float kLongSquares = 0x1p120F;
+template <typename Squares>  // Squares(by): this lane's sum of the squares of by x
+FLA_DEVICE float inverse_norm_of_any(float sum_of_squares, Squares squares) {
+  if (!(sum_of_squares >= kLongSquares)) return inverse_norm(sum_of_squares);
+  constexpr float kShrink = 0x1p-96F;
+  return kShrink / sqrtf(warp_sum(squares(kShrink)));
+}
 
 // Index in h of the first entering state of sequence n: the states of the sequences before it come first. Every thread
 // of the block calls; `sums` has an element per warp.

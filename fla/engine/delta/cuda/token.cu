@@ -238,7 +238,7 @@ delta_token_kernel(const DeltaArgs p, const TokenStates states, float* z) {
   const std::int64_t nt =
       p.h.present() ? first_state(p, n, shared<std::int64_t>(kValues + 12 * value_tile, kMostWarps)) : 0;
   const std::int64_t place = first_kept(p, s, n);
-  const float multiplier = gate_multiplier(p, hv);
+  const GateScale multiplier = gate_scale(p, hv);
   if (s.length == 0) unpack_state(states.h0, S);
 
   for (std::int64_t done = 0;; ++done) {

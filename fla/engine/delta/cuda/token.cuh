@@ -92,18 +92,22 @@ FLA_DEVICE void load_lanes(const TypedView& x, std::int64_t row, std::int64_t t,
 template <int KP>
 FLA_DEVICE void stage_row(const TypedView& x, std::int64_t row, std::int64_t t, int head, int K, bool unit,
                           Shared<float> to, float by = 1.0F) {
-  float r[KP / 32] = {}, sum = 0.0F;
+  float r[KP / 32] = {};
   load_lanes(x, row, t, head, K, r);
-  FLA_UNROLL
-  for (const float y : r) sum += y * y;
-  if (unit) by *= inverse_norm(warp_sum(sum));
+  const auto squares = [&](float shrink) {
+    float sum = 0.0F;
+    FLA_UNROLL
+    for (const float y : r) sum += shrink * y * (shrink * y);
+    return sum;
+  };
+  if (unit) by *= inverse_norm_of_any(warp_sum(squares(1.0F)), squares);
   FLA_UNROLL
   for (int i = 0; i < KP / 32; ++i) to.store(lane_id() + 32 * i, r[i] * by);
 }
 
 // e^{g + gk} of one token by a warp.
 template <int KP>
-FLA_DEVICE void stage_decay(const DeltaArgs& p, std::int64_t row, std::int64_t t, int hv, float multiplier,
+FLA_DEVICE void stage_decay(const DeltaArgs& p, std::int64_t row, std::int64_t t, int hv, GateScale multiplier,
                             Shared<float> to) {
   const float head = !p.g.present() ? 0.0F
                      : p.gate_of_g  ? activate(p, p.g.load(row, t, hv), gate_bias(p, hv, 0), multiplier)

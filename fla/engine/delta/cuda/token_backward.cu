@@ -77,7 +77,7 @@ delta_token_reverse_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
   const TokenBlock b = token_block(p);
   const Sequence s = sequence(p, b.outer);
   const std::int64_t place = first_kept(p, s, b.outer);
-  const float multiplier = gate_multiplier(p, b.hv);
+  const GateScale multiplier = gate_scale(p, b.hv);
 
   float D[kOwn];
   FLA_UNROLL
@@ -184,7 +184,7 @@ delta_token_again_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
   const Segment x = find_segment(p, b.outer);
   if (x.rows == 0) return;
   const Sequence& s = x.s;
-  const float multiplier = gate_multiplier(p, b.hv);
+  const GateScale multiplier = gate_scale(p, b.hv);
   float S[kOwn];
   FLA_UNROLL
   for (int i = 0; i < kOwn; ++i) {
@@ -261,23 +261,28 @@ delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
     return sum;
   };
   for (int r = warp_id(); r < x.rows; r += kTokenWarps) {
-    float qq = 0.0F, kk = 0.0F;
-    for (int c = lane; c < p.K; c += 32) {
-      const float q = p.q.load(s.row, token(r), hk, c), k = p.k.load(s.row, token(r), hk, c);
-      qq += q * q;
-      kk += k * k;
-    }
-    qq = warp_sum(qq);
-    kk = warp_sum(kk);
+    const auto inverse = [&](const TypedView& of, bool unit) {
+      if (!unit) return 1.0F;
+      const auto squares = [&](float shrink) {
+        float sum = 0.0F;
+        for (int c = lane; c < p.K; c += 32) {
+          const float y = shrink * of.load(s.row, token(r), hk, c);
+          sum += y * y;
+        }
+        return sum;
+      };
+      return inverse_norm_of_any(warp_sum(squares(1.0F)), squares);
+    };
+    const float rq = inverse(p.q, p.normalize_q), rk = inverse(p.k, p.normalize_k);
     if (lane == 0) {
-      sRq.store(r, p.normalize_q ? inverse_norm(qq) : 1.0F);
-      sRk.store(r, p.normalize_k ? inverse_norm(kk) : 1.0F);
+      sRq.store(r, rq);
+      sRk.store(r, rk);
     }
   }
   sync_threads();
   for (int j = 0; j < group; ++j) {
     const int hv = hk * group + j;
-    const float multiplier = gate_multiplier(p, hv);
+    const GateScale multiplier = gate_scale(p, hv);
     float sum_a = 0.0F, tail = 0.0F;
     if (id < p.K) {
       const int c = id;

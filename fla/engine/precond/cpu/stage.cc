@@ -50,11 +50,19 @@ struct Head {
   float key(std::int64_t t, float* k) const {
     get_row(p.k, p.k.at(span.row, span.begin + t, hk), 3, p.K, k);
     if (!p.normalize) return 1.0F;
-    float sum = 1e-6F;
+    float sum = 1e-6F, shrink = 1.0F;
     for (std::int64_t i = 0; i < p.K; ++i) sum += k[i] * k[i];
+    if (sum >= 0x1p120F) {  // its squares leave fp32
+      sum = 0.0F;
+      shrink = 0x1p-96F;
+      for (std::int64_t i = 0; i < p.K; ++i) {
+        k[i] *= shrink;
+        sum += k[i] * k[i];
+      }
+    }
     const float r = 1.0F / std::sqrt(sum);
     for (std::int64_t i = 0; i < p.K; ++i) k[i] *= r;
-    return r;
+    return r * shrink;
   }
   void first(float* A) const {
     std::fill_n(A, p.K, 0.0F);
