@@ -173,7 +173,9 @@ Command add_run(CLI::App& root) {
       ->allow_extra_args(false);
   app->add_flag("--backward", o->backward, "gradients too, from the file's grad_out.* tensors");
   app->add_flag("--check-values", o->check_values,
-                "first look for NaN in the inputs, on a GPU also for boundaries and slots out of range");
+                "first look for NaN, infinities and log gates above 0 in the inputs, on a GPU also for boundaries and "
+                "slots out of "
+                "range");
   add_device(app, o->call);
   add_backend(app, o->call);
   add_threads(app, o->call);

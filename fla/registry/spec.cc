@@ -388,22 +388,41 @@ bool same_view(const TensorView& a, const TensorView& b) {
 
 namespace {
 
-template <typename Bits, Bits kInfinity>
-bool nan_at(const std::byte* p) {
-  Bits x = 0;
-  std::memcpy(&x, p, sizeof x);
-  constexpr Bits kMagnitude = std::numeric_limits<Bits>::max() >> 1;
-  return (x & kMagnitude) > kInfinity;
+double value_at(DType t, const std::byte* p) {
+  const auto load = [p](auto x) {
+    std::memcpy(&x, p, sizeof x);
+    return x;
+  };
+  switch (t) {
+    case DType::F32: return static_cast<double>(load(0.0F));
+    case DType::F16: return static_cast<double>(to_float(load(f16{})));
+    case DType::BF16: return static_cast<double>(to_float(load(bf16{})));
+    case DType::F64: return load(0.0);
+    default: return 0.0;
+  }
 }
 
-bool holds_nan(DType t, const std::byte* p) {
-  switch (t) {
-    case DType::F32: return nan_at<std::uint32_t, 0x7f800000U>(p);
-    case DType::F16: return nan_at<std::uint16_t, 0x7c00U>(p);
-    case DType::BF16: return nan_at<std::uint16_t, 0x7f80U>(p);
-    case DType::F64: return nan_at<std::uint64_t, 0x7ff0000000000000U>(p);
-    default: return false;
+// What the elements of an input may be besides finite numbers, and what not.
+struct ValueRule {
+  bool log_gate = false;  // at most 0; -infinity forgets everything
+  bool raw_gate = false;  // infinities are the ends of its range
+
+  // What is wrong with a value; "" where nothing is.
+  std::string fault(double x) const {
+    if (std::isnan(x)) return "is not a number";
+    if (std::isinf(x) && !raw_gate && !(log_gate && x < 0.0)) return "is infinite";
+    if (log_gate && x > 0.0) return "is " + to_string(FlagValue{x}) + "; a log gate is at most 0";
+    return "";
   }
+};
+
+// Log gates are known by how they are generated; plain runs leave those out that have none.
+ValueRule value_rule(const FunctionSpec& spec, const void* args, const ArgSpec& a) {
+  if (a.role != Role::Input) return {};
+  if (!a.gen.log_gate() && !(a.gen.kind == Gen::Kind::None && a.name.starts_with('g'))) return {};
+  const FlagSpec* f = spec.find_flag("use_gate_in_kernel");
+  const bool raw = a.name == "g" && f != nullptr && f->value && f->value(args) == FlagValue{true};
+  return {.log_gate = !raw, .raw_gate = raw};
 }
 
 // The sequences that a table of slots calls padding: what their inputs hold does not matter.
@@ -420,17 +439,19 @@ struct Padding {
   }
 };
 
-// The index of a NaN in the view, "" without one. padding: nullptr where the view's axes are not batch and tokens.
-std::string first_nan(const TensorView& t, const Padding* padding) {
+// The first element that breaks the rule, and how; "" without one. padding: nullptr where the view's axes are not batch
+// and tokens.
+std::string first_fault(const TensorView& t, const ValueRule& rule, const Padding* padding) {
   const std::int64_t n = t.numel();
   const auto size = static_cast<std::int64_t>(size_of(t.dtype));
   std::array<std::int64_t, kMaxDims> at{};
   for (std::int64_t i = 0; i < n; ++i) {
     std::int64_t offset = 0;
     for (int d = 0; d < t.ndim; ++d) offset += at[static_cast<std::size_t>(d)] * t.stride[static_cast<std::size_t>(d)];
-    if (holds_nan(t.dtype, static_cast<const std::byte*>(t.data) + offset * size) &&
-        (padding == nullptr || !padding->covers(at[0], at[1])))
-      return shape_string({at.data(), static_cast<std::size_t>(t.ndim)});
+    const double x = value_at(t.dtype, static_cast<const std::byte*>(t.data) + offset * size);
+    if ((!std::isfinite(x) || (rule.log_gate && x > 0.0)) && (padding == nullptr || !padding->covers(at[0], at[1])))
+      if (const std::string fault = rule.fault(x); !fault.empty())
+        return shape_string({at.data(), static_cast<std::size_t>(t.ndim)}) + " " + fault;
     for (int d = t.ndim - 1; d >= 0; --d) {
       if (++at[static_cast<std::size_t>(d)] < t.dim(d)) break;
       at[static_cast<std::size_t>(d)] = 0;
@@ -474,8 +495,9 @@ Status check_values(const FunctionSpec& spec, const void* args, const ReadMemory
     if (Status s = check_call(spec, copy.get(), dims, device); !s) return s;
   for (const ArgSpec* a : inputs) {
     const bool tokens = a->dims.size() > 1 && a->dims[0] == "B" && a->dims[1] == "T";
-    if (const std::string at = first_nan(a->get(copy.get()), tokens ? &padding : nullptr); !at.empty())
-      return {Code::InvalidArgument, spec.name + ": " + a->name + ": the value at " + at + " is not a number"};
+    const ValueRule rule = value_rule(spec, copy.get(), *a);
+    if (const std::string fault = first_fault(a->get(copy.get()), rule, tokens ? &padding : nullptr); !fault.empty())
+      return {Code::InvalidArgument, spec.name + ": " + a->name + ": the value at " + fault};
   }
   return {};
 }

@@ -65,7 +65,7 @@ class Values : public ::testing::Test {
 constexpr std::int64_t kT = 5, kH = 2, kD = 4;
 
 struct ChunkCall {
-  std::vector<float> x = std::vector<float>(5 * kT * kH * kD, 0.5F);
+  std::vector<float> x = std::vector<float>(5 * kT * kH * kD, -0.5F);
   std::vector<std::int64_t> boundaries = {0, 2, kT};
   GlaArgs args;
 
@@ -99,7 +99,7 @@ TEST_F(Values, NaNInAnInputIsNamedWithItsPlace) {
   }
 }
 
-TEST_F(Values, InfinityAndWhatAnOutputHeldBeforeAreNoFault) {
+TEST_F(Values, MasksAndWhatAnOutputHeldBeforeAreNoFault) {
   for (const bool on_device : {false, true}) {
     ChunkCall c(on_device);
     c.x[3 * kT * kH * kD] = -std::numeric_limits<float>::infinity();
@@ -119,7 +119,7 @@ TEST_F(Values, ViewsWithGapsAndNarrowTypes) {
   TensorView* views[] = {&a.q, &a.k, &a.v, &a.g, &a.o};
   for (std::size_t i = 0; i < 5; ++i) {
     bf16* first = x.data() + i * kT * kH * kD * 2;
-    for (std::int64_t j = 0; j < kT * kH * kD; ++j) first[2 * j] = to_bf16(1.0F);
+    for (std::int64_t j = 0; j < kT * kH * kD; ++j) first[2 * j] = to_bf16(-1.0F);
     TensorView t{first, {1, kT, kH, kD}};
     for (std::size_t axis = 0; axis < 4; ++axis) t.stride[axis] *= 2;
     t.data = first + 2 * (kD - 1);
@@ -143,7 +143,7 @@ TEST_F(Values, BoundariesOnADevice) {
 }
 
 TEST_F(Values, SlotsOnADevice) {
-  std::vector<float> x(4 * 2 * kH * kD, 0.5F), pool(3 * kH * kD * kD, std::numeric_limits<float>::quiet_NaN()), o(x);
+  std::vector<float> x(4 * 2 * kH * kD, -0.5F), pool(3 * kH * kD * kD, std::numeric_limits<float>::quiet_NaN()), o(x);
   std::vector<std::int32_t> slots = {2, 3};
   GlaStepArgs a;
   TensorView* views[] = {&a.q, &a.k, &a.v, &a.gk};
@@ -163,6 +163,84 @@ TEST_F(Values, SlotsOnADevice) {
   EXPECT_EQ(Function<GlaStepArgs>(kGlaStep)(context(), a).message(),
             "gla_step: q: the value at [1,0,0,0] is not a number");
 }
+
+// Every input and upstream gradient of every function: a NaN or an infinity is refused by name and place, and so is a
+// log gate above 0. A mask of -infinity is a log gate, and a raw gate may be anything but no number.
+const Context& looking() {
+  static const Context ctx({.threads = 1, .check_values = true});
+  return ctx;
+}
+
+void expect_refused(const Outcome& o, const std::string& name, const std::string& at, const std::string& fault,
+                    const std::string& what) {
+  EXPECT_EQ(o.status.code(), Code::InvalidArgument) << what;
+  EXPECT_NE(o.status.message().find(": " + name + ": the value at " + at + " is " + fault), std::string::npos)
+      << what << ": " << o.status.message();
+}
+
+void CheckedValues(const Registry::Entry& e) {
+  constexpr double kNaN = std::numeric_limits<double>::quiet_NaN(), kInfinity = std::numeric_limits<double>::infinity();
+  const auto last_is = [](const TensorView& t, double value) {
+    std::vector<double> x = tools::values(t);
+    x.back() = value;
+    Buffer b = tools::clone(t);
+    tools::assign(b.view(), x);
+    return b;
+  };
+  const auto last_of = [](const TensorView& t) {
+    std::vector<std::int64_t> at;
+    for (const std::int64_t n : t.dims()) at.push_back(n - 1);
+    return shape_string(at);
+  };
+  const Case plain = make_case(e.spec.name, sizes(1, 5, 2, 4, 4));
+  const Outcome sound = plain.run(looking());
+  EXPECT_TRUE(sound.ok()) << plain.text() << ": " << sound.problem();
+  for (const auto& a : e.spec.args) {
+    if (a.role != Role::Input || a.types == Types::Index || a.dims.front() == "P") continue;
+    Case c = plain;
+    if (a.name == "g_gamma" && c.has("g")) c = c.without("g");
+    if (a.name.ends_with(".1")) {  // a pair's second part: with the first
+      if (c.has_flag("normalize")) c = c.flag("normalize", true);
+      c = c.with(a.name.substr(0, a.name.size() - 2)).with(a.name);
+    }
+    if (!c.has(a.name)) c = with_input(c, a.name);
+    const bool raw = a.name == "g" && c.has_flag("use_gate_in_kernel") && c.call()->flag_on("use_gate_in_kernel");
+    const bool gate = a.gen.log_gate() || (a.gen.kind == Gen::Kind::None && a.name.starts_with('g'));
+    const TensorView t = c.input(a.name);
+    const std::string at = last_of(t);
+    const auto run = [&](double value) { return c.with(a.name, last_is(t, value).view()).run(looking()); };
+    expect_refused(run(kNaN), a.name, at, "not a number", c.text());
+    if (raw) continue;
+    expect_refused(run(kInfinity), a.name, at, "infinite", c.text());
+    if (gate)
+      EXPECT_TRUE(run(-kInfinity).status.ok()) << c.text() << ": " << a.name;
+    else
+      expect_refused(run(-kInfinity), a.name, at, "infinite", c.text());
+    if (gate) expect_refused(run(0.5), a.name, at, "0.5; a log gate is at most 0", c.text());
+  }
+  if (e.spec.find_flag("use_gate_in_kernel") != nullptr) {
+    const Case c = completed(plain.flag("use_gate_in_kernel", true), "use_gate_in_kernel");
+    for (const double value : {0.5, kInfinity, -kInfinity}) {
+      const Outcome o = c.with("g", last_is(c.input("g"), value).view()).run(looking());
+      EXPECT_TRUE(o.status.ok()) << c.text() << ": " << o.problem();
+    }
+    expect_refused(c.with("g", last_is(c.input("g"), kNaN).view()).run(looking()), "g", last_of(c.input("g")),
+                   "not a number", c.text());
+  }
+  if (e.spec.backward.empty()) return;
+  const Case up = plain.prepared();
+  for (const auto& output : up.upstream_names()) {
+    const TensorView t = up.upstream(output);
+    for (const double value : {kNaN, kInfinity, -kInfinity}) {
+      const Outcome o = up.with_upstream(output, last_is(t, value).view()).run_backward(looking());
+      EXPECT_EQ(o.status.code(), Code::InvalidArgument) << up.text() << ": " << output;
+      const std::string place = "the value at " + last_of(t) + (std::isnan(value) ? " is not a" : " is infinite");
+      EXPECT_NE(o.status.message().find(place), std::string::npos) << output << ": " << o.status.message();
+    }
+  }
+}
+
+const bool registered = for_every_function("CheckedValues", CheckedValues);
 
 }  // namespace
 }  // namespace fla::gate
