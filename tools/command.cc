@@ -14,15 +14,13 @@
 #include "CLI/CLI.hpp"
 #include "fla/core/text.h"
 #include "fla/core/threads.h"
+#include "tools/common/no_memory.h"
 #include "tools/common/placement.h"
 #include "tools/compare/process.h"
 
 namespace fla::tools {
 
-void refuse(const Status& s) {
-  const bool users = s.code() == Code::InvalidArgument || s.code() == Code::Unsupported;
-  throw Stop(users ? kUsage : kFailed, s.message());
-}
+void refuse(const Status& s) { throw Stop(s.code() == Code::DeviceError ? kFailed : kUsage, s.message()); }
 
 namespace {
 
@@ -43,8 +41,8 @@ int report_errors(bool json, const std::function<int()>& body) {
   } catch (const Interrupted& e) {  // everything has been put back
     print(stderr, "fla: interrupted\n");
     die_of(e.signal);
-  } catch (const std::bad_alloc&) {
-    code = report(json, kFailed, "out of memory");
+  } catch (const std::bad_alloc& e) {
+    code = report(json, kUsage, memory_text(e));
   } catch (const std::exception& e) {
     code = report(json, kFailed, e.what());
   }

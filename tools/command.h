@@ -27,7 +27,7 @@ using Json = nlohmann::ordered_json;
 enum Exit : int {
   kGood = 0,
   kFailed = 1,   // checked and failed, or a missing row
-  kUsage = 2,    // bad arguments, bad input, a malformed file
+  kUsage = 2,    // bad arguments, bad input, a malformed file, more than there is memory for
   kFrozen = 3,   // the frozen scope was violated
   kNothing = 4,  // nothing was selected, all was skipped, or nothing could be covered
 };
@@ -41,7 +41,7 @@ template <typename... T>
 [[noreturn]] void refuse(fmt::format_string<T...> text, T&&... args) {
   throw Stop(kUsage, fmt::format(text, std::forward<T>(args)...));
 }
-// A bad call, or one that nothing here can serve, is usage (2), the rest is failure (1).
+// A bad call, or one that nothing here can serve or has the memory for, is usage (2), the rest is failure (1).
 [[noreturn]] void refuse(const Status& s);
 inline void check(const Status& s) {
   if (!s) refuse(s);

@@ -383,6 +383,23 @@ TEST_F(Cli, RunRefusesAndWritesNothing) {
   }
 }
 
+TEST_F(Cli, MoreThanThereIsMemoryForIsUsageWithTheSize) {
+  // Few tokens' worth of inputs, and scores beyond any address space: 4 T^2 bytes.
+  Sizes s;
+  s.T = 6'000'000;
+  s.H = s.K = s.V = 1;
+  const Case c = make_case("parallel_retention", s);
+  std::vector<std::pair<std::string, TensorView>> tensors;
+  for (const auto& name : c.input_names()) tensors.emplace_back(name, c.input(name));
+  ASSERT_TRUE(write_safetensors(path("long.safetensors"), tensors, {}).ok());
+  const Ended r = fla({"run", "parallel_retention", "--in", path("long.safetensors"), "--out", path("o"), "--set",
+                       "output_attentions=true", "--json"});
+  EXPECT_EQ(r.code, 2) << r.err;
+  EXPECT_HAS(r.err, "out of memory: 144000000");
+  EXPECT_EQ(r.json()["error"]["exit"], 2) << r.out;
+  EXPECT_FALSE(fs::exists(path("o")));
+}
+
 TEST_F(Cli, WhatThisMachineCannotServeIsUsageWithTheReason) {
   const std::string in = input_file("in.safetensors");
   ASSERT_EQ(setenv("FLA_CPP_BACKEND_CPU", "0", 1), 0);

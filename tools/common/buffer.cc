@@ -6,6 +6,8 @@
 #include <new>
 #include <stdexcept>
 
+#include "tools/common/no_memory.h"
+
 namespace fla::tools {
 
 namespace {
@@ -22,7 +24,7 @@ std::byte guard_byte(std::size_t offset) {
 
 std::byte* allocate(std::size_t bytes) {
   void* p = std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign);
-  if (p == nullptr) throw std::bad_alloc();
+  if (p == nullptr) throw NoMemory(bytes);
   return static_cast<std::byte*>(p);
 }
 
