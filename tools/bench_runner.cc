@@ -16,6 +16,7 @@
 #include "fla/registry/dynamic.h"
 #include "tools/call_sizes.h"
 #include "tools/common/compare.h"
+#include "tools/common/no_memory.h"
 #include "tools/common/placement.h"
 #include "tools/compare/paired_stats.h"
 #include "tools/gpu/device.h"
@@ -577,12 +578,13 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
         }
       } catch (const Stop& e) {  // this shape's failure, not the run's
         fail(e.what());
-      } catch (const std::bad_alloc&) {
-        fail("out of memory");
+      } catch (const std::bad_alloc& e) {
+        fail(memory_text(e));
       }
     }
     if (device.type == DeviceType::Cpu) {
       measure(ctx, timed, progress, where);
+      run.roof.include(measure_roof(ctx.pool()));  // beside the rows: the machine may have been busy before them
     } else {
       if (o.once)
         call_once(ctx, timed, device);
@@ -599,6 +601,8 @@ BenchRun run_bench(const std::vector<const Entry*>& ops, const BenchOptions& o) 
     for (Timed& t : timed) {
       finish(t, run);
       t.row->checked = t.row->error.empty();
+      if (run.device == "cpu" && t.row->n > 0 && t.row->error.empty() && t.row->flops > 0)
+        t.row->error = beyond_roof(run.roof, t.row->median, t.row->flops, t.row->bytes);
     }
     begin = end;
   }
@@ -675,7 +679,7 @@ Json to_json(const BenchRun& b) {
     row["peak_bytes"] = r.peak_bytes;
     row["workspace_bytes"] = r.workspace_bytes;
     row["floor_ms"] = r.floor > 0 ? Json(r.floor) : Json(nullptr);
-    row["share"] = r.floor > 0 && r.n > 0 ? Json(r.floor / r.median) : Json(nullptr);
+    row["share"] = r.floor > 0 && r.n > 0 && r.floor <= r.median ? Json(r.floor / r.median) : Json(nullptr);
     row["gflops"] = r.flops > 0 && r.n > 0 ? Json(r.flops / r.median * 1e-6) : Json(nullptr);
     row["err"] = number(r.err);
     row["error"] = r.error.empty() ? Json(nullptr) : Json(r.error);
@@ -712,13 +716,14 @@ void print_bench(const BenchRun& b) {
     }
     const double gflops = r.n > 0 ? r.flops / r.median * 1e-6 : 0.0;
     const bool model = r.flops > 0 && r.n > 0;
+    const bool share = r.floor > 0 && r.n > 0 && r.floor <= r.median;
     const auto ms = [&](double x) {
       return r.n == 0 ? std::string("-") : fmt::format("{:.{}f}", x, x < 1 ? 4 : x < 100 ? 3 : 1);
     };
     rows.push_back({"  " + r.shape, r.mode, r.backend.empty() ? "-" : r.backend + "/" + r.kernel, ms(r.median),
                     ms(r.p10), ms(r.p90), std::to_string(r.n), model ? fmt::format("{:.1f}", gflops) : "-",
-                    model && b.roof.gflops > 0 ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
-                    r.floor > 0 && r.n > 0 ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-",
+                    model && share && b.roof.gflops > 0 ? fmt::format("{:.0f}%", 100 * gflops / b.roof.gflops) : "-",
+                    share ? fmt::format("{:.0f}%", 100 * r.floor / r.median) : "-",
                     bytes_text(static_cast<double>(r.peak_bytes)), bytes_text(static_cast<double>(r.workspace_bytes)),
                     r.host_us > 0 ? fmt::format("{:.1f}", r.host_us) : "-", fmt::format("{:.1g}", r.err),
                     r.error.empty() ? "" : "FAILED: " + r.error});

@@ -156,7 +156,7 @@ TEST(BlockingFlags, ATimeBelowTheFloorIsASkipSuspect) {
   e.new_ms = 0.9;
   EXPECT_EQ(blocking_flags(e), std::vector<std::string>{"skip suspect"});
   e.floor_ms = 4.1;  // which the base beats as well
-  EXPECT_TRUE(blocking_flags(e).empty());
+  EXPECT_EQ(blocking_flags(e), std::vector<std::string>{"broken roof"});
   e.floor_ms = 0;  // no model
   EXPECT_TRUE(blocking_flags(e).empty());
 }

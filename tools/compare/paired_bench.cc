@@ -13,6 +13,7 @@
 
 #include "tools/call_sizes.h"
 #include "tools/common/compare.h"
+#include "tools/common/no_memory.h"
 #include "tools/compare/process.h"
 #include "tools/compare/stopwatch.h"
 #include "tools/gpu/device.h"
@@ -575,8 +576,8 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
         }
       } catch (const Stop& e) {  // this shape's failure, not the run's
         fail(e.what());
-      } catch (const std::bad_alloc&) {
-        fail("out of memory");
+      } catch (const std::bad_alloc& e) {
+        fail(memory_text(e));
       }
     }
     try {
@@ -588,6 +589,7 @@ PairedRun run_paired(const std::vector<const Registry::Entry*>& ops, const Bench
         const PinnedHere pinned(o.call.threads == 1 ? std::vector<int>{} : processors);
         Stopwatch watch(run.threads == 1);
         measure(timed, run, watch, progress, where);
+        run.roof.include(measure_roof(reference.pool()));  // beside the rows: the machine may have been busy before
       }
     } catch (const Stop& e) {
       for (Timed& t : timed)

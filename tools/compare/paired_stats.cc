@@ -113,8 +113,12 @@ Geomean geomean(std::span<const Paired> rows) {
 
 std::vector<std::string> blocking_flags(const RowEvidence& e) {
   std::vector<std::string> flags;
-  // A base below the floor shows that the floor is none: the roof was measured while others used the machine.
-  if (e.new_ms > 0 && e.new_ms < e.floor_ms && e.floor_ms <= e.base_ms) flags.emplace_back("skip suspect");
+  // A base below the floor shows that the floor is none: the roof was measured while others used the machine, and
+  // nothing can be said of the candidate.
+  if (e.base_ms > 0 && e.base_ms < e.floor_ms)
+    flags.emplace_back("broken roof");
+  else if (e.new_ms > 0 && e.new_ms < e.floor_ms)
+    flags.emplace_back("skip suspect");
   // Not written as err_new > ...: a NaN must block too.
   const bool close = e.err_new <= std::max(kErrorRatio * e.err_base, kErrorFloor);
   if (!close) flags.emplace_back("numeric relaxation");

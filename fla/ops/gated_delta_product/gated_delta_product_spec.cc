@@ -26,8 +26,7 @@ void register_gated_delta_product_spec(Registry& r) {
   add_host_boundaries(s, &A::cu_seqlens_cpu);
   s.tolerance(0.008, {{"o", 0.005}, {"final_state", 0.005}, {"dbeta", 0.02}, {"dg", 0.02}});
   // The rows of k and v do the work of the delta rule's tokens.
-  s.flops([](const Dims& d) { return static_cast<double>(d.has("R") ? d["R"] : 2) * delta_forward_flops(d); },
-          [](const Dims& d) { return static_cast<double>(d.has("R") ? d["R"] : 2) * delta_backward_flops(d); });
+  s.flops(delta_forward_flops, delta_backward_flops);
   s.bench_flag("num_householder", std::int64_t{2}).family_export();
   s.doc("Several delta steps per token, chunkwise: for training and prefill.",
         "Siems et al., DeltaProduct: Improving State-Tracking in Linear RNNs via Householder Products, 2025");

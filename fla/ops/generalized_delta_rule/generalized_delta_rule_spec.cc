@@ -26,7 +26,7 @@ IplrSpec begin(FunctionId<IplrDeltaRuleArgs> f, FunctionId<IplrDeltaRuleBackward
   add_vectors(s);
   add_scale_and_output(s, "B T H V");
   add_delta_states(s, "N H K V", "");
-  s.tolerance(0.008, {{"o", 0.007}}).flops(delta_forward_flops, delta_backward_flops).doc(doc, kSource);
+  s.tolerance(0.008, {{"o", 0.007}}).flops(general_forward_flops, general_backward_flops).doc(doc, kSource);
   return s;
 }
 
@@ -37,7 +37,7 @@ DplrSpec begin(FunctionId<DplrDeltaRuleArgs> f, FunctionId<DplrDeltaRuleBackward
        gate_input("log gate per key channel"));
   add_scale_and_output(s, "B T H V");
   add_delta_states(s, "N H K V", "");
-  s.tolerance(0.008, {{"o", 0.007}}).flops(delta_forward_flops, delta_backward_flops).doc(doc, kSource);
+  s.tolerance(0.008, {{"o", 0.007}}).flops(general_forward_flops, general_backward_flops).doc(doc, kSource);
   return s;
 }
 

@@ -15,7 +15,7 @@ using Spec = OpSpec<A, G>;
 double forward_flops(const Dims& d) {
   const double rows = static_cast<double>(d["B"] * d["T"] * d["HQ"]), K = static_cast<double>(d["K"]),
                V = static_cast<double>(d["V"]), M = static_cast<double>(d["M"]);
-  return rows * (diag_chunk_tokens(d) * (K + V + 2.0 * M) + 4.0 * M * (K + V));
+  return rows * least_of(d, 4.0 * M * (K + V), 2.0 * (K + V + 2.0 * M));
 }
 double backward_flops(const Dims& d) { return 2.5 * forward_flops(d); }
 

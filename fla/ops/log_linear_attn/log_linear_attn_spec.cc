@@ -38,12 +38,12 @@ Status check(const A& a, const Dims& d) {
   return {};
 }
 
-// By chunks of 64: scores once per head, half of the levels above the chunk read per token, one state update.
+// The least that any form needs: half of the levels above a chunk of 64 read per token, one state update; or scores.
 double forward_flops(const Dims& d) {
   const double rows = static_cast<double>(d["B"] * d["T"] * d["H"]), K = static_cast<double>(d["K"]),
                V = static_cast<double>(d["V"]);
   const double above = 0.5 * static_cast<double>(std::max<std::int64_t>(levels_of(d["T"]) - 7, 0));
-  return rows * (diag_chunk_tokens(d) * (K + V) + (2.0 * above + 2.0) * K * V);
+  return rows * least_of(d, (2.0 * above + 2.0) * K * V, 2.0 * (K + V));
 }
 double backward_flops(const Dims& d) { return 2.5 * forward_flops(d); }
 

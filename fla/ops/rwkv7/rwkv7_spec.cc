@@ -34,7 +34,7 @@ void finish(OpSpec<A, G>& s, bool state_by_default, const char* doc) {
       .out("final_state", &A::final_state, "N H K V", &G::dht,
            {.types = Types::Acc, .requested_by = "output_final_state", .doc = "state after the last token"})
       .output_flag("output_final_state", "return the state after the last token", state_by_default);
-  s.tolerance(0.008, {{"o", 0.007}}).flops(delta_forward_flops, delta_backward_flops).doc(doc, kSource);
+  s.tolerance(0.008, {{"o", 0.007}}).flops(general_forward_flops, general_backward_flops).doc(doc, kSource);
 }
 
 OpSpec<Rwkv7StepArgs> step() {

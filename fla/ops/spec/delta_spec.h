@@ -267,19 +267,19 @@ inline Status check_chunk_indices(const TensorView& list, const TensorView& cu_s
   return {};
 }
 
-// Useful operations by chunks of 64 (two per multiply-add): beside those of the diagonal-decay form, key products and
-// the two products of the triangular inverse over the causal half, and one more product with the state.
-inline double delta_forward_flops(const Dims& d) {
-  const double heads = static_cast<double>(d.has("HV") ? d["HV"] : d["H"]);
-  const double rows = static_cast<double>(d["B"] * d["T"]) * heads, K = static_cast<double>(d["K"]),
-               V = static_cast<double>(d["V"]);
-  return rows * (64.0 * (3.0 * K + 2.0 * V) + 6.0 * K * V);
+// As in diag_spec.h. A token reads the state twice and changes it once; the backward makes the states again and has six
+// products more. Scores: of q and of k with k, which value heads of one key head share, and what each is multiplied
+// with. Of several rows a token (R) each changes the state, and one is read out.
+inline double delta_flops(const Dims& d, double changes, double reads, double scores, double values) {
+  const double heads = static_cast<double>(d.has("HV") ? d["HV"] : d["H"]), H = static_cast<double>(d["H"]);
+  const double tokens = static_cast<double>(d["B"] * d["T"]), R = static_cast<double>(d.has("R") ? d["R"] : 1);
+  const double K = static_cast<double>(d["K"]), V = static_cast<double>(d["V"]);
+  return tokens * least_of(d, heads * (changes * R + reads) * K * V, R * (scores * H * K + values * heads * V));
 }
-inline double delta_backward_flops(const Dims& d) {
-  const double heads = static_cast<double>(d.has("HV") ? d["HV"] : d["H"]);
-  const double rows = static_cast<double>(d["B"] * d["T"]) * heads, K = static_cast<double>(d["K"]),
-               V = static_cast<double>(d["V"]);
-  return rows * (64.0 * (8.0 * K + 5.0 * V) + 16.0 * K * V);
-}
+inline double delta_forward_flops(const Dims& d) { return delta_flops(d, 4.0, 2.0, 4.0, 4.0); }
+inline double delta_backward_flops(const Dims& d) { return delta_flops(d, 12.0, 4.0, 10.0, 10.0); }
+// With two vectors that write: one more product in the forward, and its two gradients and the states in the backward.
+inline double general_forward_flops(const Dims& d) { return delta_flops(d, 6.0, 2.0, 8.0, 8.0); }
+inline double general_backward_flops(const Dims& d) { return delta_flops(d, 18.0, 4.0, 20.0, 20.0); }
 
 }  // namespace fla

@@ -78,18 +78,22 @@ inline Status check_attentions(const TensorView& attn, const TensorView& cu_seql
   return {};
 }
 
-// Useful operations by chunks of 64, fewer when T is (two per multiply-add): scores and their product with v over the
-// causal half, queries times state, state update. The backward: five products with states, five with scores.
-inline double diag_chunk_tokens(const Dims& d) { return static_cast<double>(std::min<std::int64_t>(d["T"], 64)); }
+// The least operations that any form needs, two per multiply-add, so that no kernel can be faster than they allow: token
+// by token the products with a state, or, while the sequences are short and start from nothing, the scores of the causal
+// half and their products. One token starts from a state. Gates are not counted: between chunks they cost little.
+inline double least_of(const Dims& d, double with_states, double with_scores) {
+  const double length = static_cast<double>(d["B"] * d["T"]) / static_cast<double>(d.has("N") ? d["N"] : d["B"]);
+  return length <= 1.0 ? with_states : std::min(with_states, (length + 1.0) / 2.0 * with_scores);
+}
 inline double diag_forward_flops(const Dims& d) {
   const double rows = static_cast<double>(d["B"] * d["T"] * d["H"]), K = static_cast<double>(d["K"]),
                V = static_cast<double>(d["V"]);
-  return rows * (diag_chunk_tokens(d) * (K + V) + 4.0 * K * V);
+  return rows * least_of(d, 4.0 * K * V, 2.0 * (K + V));
 }
 inline double diag_backward_flops(const Dims& d) {
   const double rows = static_cast<double>(d["B"] * d["T"] * d["H"]), K = static_cast<double>(d["K"]),
                V = static_cast<double>(d["V"]);
-  return rows * (diag_chunk_tokens(d) * (3.0 * K + 2.0 * V) + 10.0 * K * V);
+  return rows * least_of(d, 10.0 * K * V, 2.0 * (3.0 * K + 2.0 * V));
 }
 
 }  // namespace fla

@@ -133,10 +133,10 @@ inline ArgOptions slot_table(std::string doc) {
   return {.types = Types::Index, .gen = {.kind = Gen::Kind::None}, .doc = std::move(doc)};
 }
 
-// Token by token: decay, what the state reads, the rank-one write and the output, two per multiply-add.
+// Token by token what all of these need: the rank-one write and the output, two per multiply-add.
 inline double step_flops(const Dims& d) {
   const double heads = static_cast<double>(d.has("HV") ? d["HV"] : d["H"]);
-  return static_cast<double>(d["B"] * d["T"] * d["K"] * d["V"]) * heads * 7.0;
+  return static_cast<double>(d["B"] * d["T"] * d["K"] * d["V"]) * heads * 4.0;
 }
 
 // Queries, keys, values and output of the diagonal-decay families.
