@@ -80,7 +80,7 @@ double flops_of(const DynamicCall& call, const Sizes& sizes) {
   const FunctionSpec& spec = call.spec();
   if (!spec.flops) return 0.0;
   Dims d;
-  for (const char* symbol : {"B", "T", "H", "HV", "HQ", "K", "V", "M", "L", "D", "N"})
+  for (const char* symbol : {"B", "T", "TQ", "H", "HV", "HQ", "K", "V", "M", "L", "D", "N"})
     if (*symbol == 'N' || uses(spec, symbol)) d.set(symbol, size_of_symbol(sizes, symbol));
   for (const auto& [symbol, derive] : spec.derived) d.set(symbol, derive(call.args(), d));
   return spec.flops(d);

@@ -48,7 +48,7 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
     if (s.HV == 0 || s.H == 0 || s.HV % s.H != 0) refuse("{}HV: expected a multiple of H = {}, got {}", who, s.H, s.HV);
   }
   if (uses(spec, "HQ") && given("HQ") >= 0) {
-    s.HQ = given("HQ");
+    s.HQ = need("HQ", given("HQ"));
     if (s.HQ == 0 || s.H == 0 || s.HQ % s.H != 0) refuse("{}HQ: expected a multiple of H = {}, got {}", who, s.H, s.HQ);
   }
   if (uses(spec, "M")) s.M = given("M") >= 0 ? given("M") : 64;

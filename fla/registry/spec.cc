@@ -237,7 +237,7 @@ struct Checker {
           return bad(a.name, (s == "T" ? "tokens T" : "width " + s) + " must be " +
                                  (most->second > 0 ? "1 to " + std::to_string(most->second) : "at least 1") +
                                  " in this function, got " + std::to_string(t.dim(i)));
-        if (s != "B" && s != "T" && s != "N" && s != "P" && !spec.derived.contains(s) && t.dim(i) < 1)
+        if (s != "B" && s != "T" && s != "TQ" && s != "N" && s != "P" && !spec.derived.contains(s) && t.dim(i) < 1)
           return bad(a.name, "size " + s + " must be at least 1, got " + shape_string(t.dims()));
       }
     }
@@ -301,8 +301,11 @@ struct Checker {
 
     bool packed = false;
     for (const auto& a : spec.args) {
-      if (a.cuts.empty() || !a.host_of.empty() || !view(a)) continue;
+      if (a.cuts.empty() || !a.host_of.empty()) continue;
       const TensorView& t = view(a);
+      // Before the tensors, whose sizes would be held against it.
+      if (!t && a.required && t.ndim != kTooManyDims) return bad(a.name, "required, but not given");
+      if (!t) continue;
       if (t.ndim != 1 || t.dim(0) < 2)
         return bad(a.name, "expected shape [N+1] with N >= 1, got " + shape_string(t.dims()));
       if (!packed) dims.set("N", t.dim(0) - 1);

@@ -43,7 +43,7 @@ Case change(const Case& c, std::int64_t begin, std::int64_t end, double with) {
   for (const auto& name : c.input_names()) {
     const ArgSpec& a = *c.spec().find_arg(name);
     const int axis = time_axis(c, a);
-    if (axis < 0) continue;
+    if (axis < 0 || a.types == Types::Index) continue;
     const std::int64_t rows = c.rows_of(a, static_cast<std::size_t>(axis), "T");
     const Buffer b = tools::clone(c.input(name));
     tools::fill(tools::slice(b.view(), axis, rows * begin, rows * (end - begin)),
@@ -237,7 +237,8 @@ void Concurrent(const Registry::Entry& e) {
 }
 
 bool has_tokens(const FunctionSpec& s) {
-  return std::ranges::any_of(s.args, [](const ArgSpec& a) { return std::ranges::count(a.dims, "T") > 0; });
+  const ArgSpec* o = s.find_arg("o");
+  return o != nullptr && std::ranges::count(o->dims, "T") + std::ranges::count(o->dims, "TQ") > 0;
 }
 
 bool has_gradients(const FunctionSpec& s) { return has_tokens(s) && !s.backward.empty(); }

@@ -26,7 +26,11 @@ std::optional<Case> sibling(const Case& c, const FunctionSpec& to) {
   std::map<std::string, std::string> rename;
   for (const auto& name : c.input_names()) {
     if (takes(to, name)) {  // one token has no time axis
-      if (to.find_arg(name)->dims.size() != c.spec().find_arg(name)->dims.size()) return std::nullopt;
+      const auto &theirs = to.find_arg(name)->dims, &ours = c.spec().find_arg(name)->dims;
+      const auto timed = [](const std::vector<std::string>& dims) {
+        return std::ranges::count(dims, "T") + std::ranges::count(dims, "TQ");
+      };
+      if (theirs.size() != ours.size() || timed(theirs) != timed(ours)) return std::nullopt;
       continue;
     }
     static const std::map<std::string, std::string> others = {
@@ -272,7 +276,7 @@ void Sequences(const Registry::Entry& e) {
       const bool is_packed = !c.sizes().cu_seqlens.empty();
       const std::int64_t N = is_packed ? static_cast<std::int64_t>(c.sizes().cu_seqlens.size()) - 1 : c.sizes().B;
       const RunOptions without_scores = {.only = {"out.o", "out.final_state", "out.final_state.0", "out.final_state.1",
-                                                  "out.state_out", "out.state_pool"}};
+                                                  "out.state_out", "out.state_pool", "out.k_tilde", "out.r_cache"}};
       const bool has_gradients = !e.spec.backward.empty();
       const Outcome whole = c.run(ctx, without_scores), gradients = has_gradients ? c.run_backward(ctx) : Outcome();
       for (std::int64_t n = 0; n < N; ++n) {
@@ -300,7 +304,9 @@ void Sequences(const Registry::Entry& e) {
 
 bool has_heads(const FunctionSpec& spec) {
   const std::string wide = first_wide(spec);
-  return !wide.empty() && std::ranges::count(spec.find_arg(wide)->dims, "H") > 0;
+  if (wide.empty()) return false;
+  const std::vector<std::string>& dims = spec.find_arg(wide)->dims;
+  return std::ranges::count(dims, "H") + std::ranges::count(dims, "HQ") > 0;
 }
 
 // In these the decay is a function of the head's index, so only the first head can stand alone.

@@ -125,6 +125,8 @@ std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol) {
   if (symbol == "HQ") return s.HQ > 0 ? s.HQ : s.H;
   if (symbol == "M") return s.M > 0 ? s.M : s.V;
   if (symbol == "L") return s.L > 0 ? s.L : levels_for(s.T);
+  if (symbol == "TQ") return s.TQ > 0 ? s.TQ : s.T;
+  if (symbol == "Q") return s.TQ > 0 ? s.TQ : std::clamp<std::int64_t>(s.T, 1, 2);
   if (symbol == "K") return s.K;
   if (symbol == "V") return s.V;
   if (symbol == "D") return s.D;
@@ -136,7 +138,7 @@ std::int64_t axis_size(const Sizes& s, const FunctionSpec& spec, const void* arg
     const auto derived = spec.derived.find(leaf);
     if (derived == spec.derived.end()) return size_of_symbol(s, leaf);
     Dims d;
-    for (const char* known : {"B", "T", "N", "H", "HV", "HQ", "K", "V", "M", "L"})
+    for (const char* known : {"B", "T", "TQ", "N", "H", "HV", "HQ", "K", "V", "M", "L"})
       d.set(known, size_of_symbol(s, known));
     return derived->second(args, d);
   });
@@ -151,6 +153,33 @@ bool is_gate(const ArgSpec& a) {
 // The running sum of keys that normalised linear attention carries must not make a denominator vanish.
 bool is_key_sum(const ArgSpec& a) {
   return a.name.ends_with(".1") || a.name.ends_with("_z") || a.name == "initial_A_state";
+}
+
+// Lists of blocks: the query's own first, then earlier ones, every second one of them or so, then -1. Or how many
+// entries of a list count, from 1 on.
+void make_lists(const FunctionSpec& spec, const std::map<std::string, FlagValue, std::less<>>& flags,
+                const Sizes& sizes, bool counts, const TensorView& v, std::uint64_t stream, std::vector<double>& x) {
+  const std::shared_ptr<void> args = spec.make_args();
+  for (const auto& [name, value] : flags)
+    if (const FlagSpec* f = spec.find_flag(name); f != nullptr && f->set) f->set(args.get(), value);
+  const std::int64_t n = std::get<std::int64_t>(spec.find_flag("block_size")->value(args.get()));
+  const std::int64_t slots = axis_size(sizes, spec, args.get(), "S");
+  const auto width = static_cast<std::size_t>(counts ? 1 : slots);
+  for (std::size_t list = 0; list * width < x.size(); ++list) {
+    const std::int64_t query = static_cast<std::int64_t>(list) / v.dim(2) % v.dim(1);
+    std::int64_t begin = 0;
+    for (const std::int64_t b : sizes.cu_seqlens) begin = b <= query ? b : begin;
+    const std::int64_t own = (query - begin + sizes.T - v.dim(1)) / n;
+    if (counts) {
+      x[list] = static_cast<double>(1 + static_cast<std::int64_t>(uniform(stream, list) * static_cast<double>(slots)));
+      continue;
+    }
+    std::int64_t block = own;
+    for (std::size_t s = 0; s < width; ++s) {
+      x[list * width + s] = static_cast<double>(std::max<std::int64_t>(block, -1));
+      block -= uniform(stream, list * width + s) < 0.5 ? 1 : 2;
+    }
+  }
 }
 
 const Context& any_context() {
@@ -173,9 +202,13 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
   c.spec_ = &e->spec;
   c.sizes_ = sizes;
   c.options_ = options;
-  if (!sizes.cu_seqlens.empty()) {
+  const ArgSpec* boundaries = c.spec_->find_arg("cu_seqlens");
+  if (c.sizes_.cu_seqlens.empty() && boundaries != nullptr && boundaries->required)
+    for (std::int64_t n = 0; n <= std::max<std::int64_t>(sizes.B, 1); ++n)
+      c.sizes_.cu_seqlens.push_back(sizes.B > 0 ? n * sizes.T : 0);
+  if (!c.sizes_.cu_seqlens.empty()) {
     c.sizes_.B = 1;
-    c.sizes_.T = sizes.cu_seqlens.back();
+    c.sizes_.T = c.sizes_.cu_seqlens.back();
   }
   for (const auto& [name, v] : c.spec_->bench_flags) c.flags_[name] = v;
   // A part of the tokens has the levels of all.
@@ -185,8 +218,8 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
     c.sizes_.L = levels_for(c.sizes_.T);
   for (const auto& a : c.spec_->args) {
     if (a.role != Role::Input) continue;
-    const bool packed = a.name == "cu_seqlens" && !sizes.cu_seqlens.empty();
-    if (packed || a.required || (a.types != Types::Index && a.gen.by_default()))
+    const bool packed = a.name == "cu_seqlens" && !c.sizes_.cu_seqlens.empty();
+    if (packed || a.required || a.name == "block_indices" || (a.types != Types::Index && a.gen.by_default()))
       c.inputs_.emplace(a.name, c.generate(a, a.name));
   }
   if (!sizes.cu_seqlens.empty() && c.spec_->find_arg("cu_seqlens") == nullptr)
@@ -214,6 +247,7 @@ std::string Case::text() const {
     s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " H=" + std::to_string(sizes_.H) +
          (sizes_.HV > 0 ? " HV=" + std::to_string(sizes_.HV) : "") +
          (sizes_.HQ > 0 ? " HQ=" + std::to_string(sizes_.HQ) : "") +
+         (sizes_.TQ > 0 ? " TQ=" + std::to_string(sizes_.TQ) : "") +
          (sizes_.M > 0 ? " M=" + std::to_string(sizes_.M) : "") +
          (sizes_.L > 0 ? " L=" + std::to_string(sizes_.L) : "") + " K=" + std::to_string(sizes_.K) +
          " V=" + std::to_string(sizes_.V);
@@ -252,6 +286,10 @@ Shape Case::shape_of(const ArgSpec& a, const FunctionSpec& spec) const {
   for (const auto& [name, v] : flags_)
     if (const FlagSpec* f = spec.find_flag(name); f != nullptr && f->set && !std::holds_alternative<std::monostate>(v))
       f->set(args.get(), v);
+  // A size may follow from the boundaries, as the number of blocks does.
+  const ArgSpec* boundaries = spec.find_arg("cu_seqlens");
+  if (boundaries != nullptr && !sizes_.cu_seqlens.empty() && !spec.is_backward())
+    boundaries->get(args.get()) = {sizes_.cu_seqlens.data(), {static_cast<std::int64_t>(sizes_.cu_seqlens.size())}};
   Shape s;
   for (std::size_t i = 0; i < a.dims.size(); ++i) {
     const std::string& symbol = spec.dim_symbol(a, i, args.get());
@@ -280,7 +318,9 @@ Case::Tensor Case::generate(const ArgSpec& a, const std::string& stream_name) co
   const auto n = static_cast<std::uint64_t>(v.numel());
   std::vector<double> x(n);
 
-  if (a.types == Types::Index && a.name == "past_tokens") {
+  if (a.name == "block_indices" || a.name == "block_counts") {
+    make_lists(*spec_, flags_, sizes_, a.name == "block_counts", v, stream, x);
+  } else if (a.types == Types::Index && a.name == "past_tokens") {
     // As many as the levels have room for beside the longest sequence, and fewer for every later one.
     std::int64_t longest = sizes_.T;
     if (!sizes_.cu_seqlens.empty()) {
@@ -502,6 +542,8 @@ std::int64_t Case::rows_of(const ArgSpec& a, std::size_t axis, std::string_view 
     } else if ((factor == "HV" || factor == "HQ") && symbol == "H") {
       found = true;
       rows *= sizes_.H > 0 ? size_of_symbol(sizes_, factor) / sizes_.H : 1;
+    } else if (factor == "TQ" && symbol == "T" && size_of_symbol(sizes_, factor) == sizes_.T) {
+      found = true;
     } else {
       const std::shared_ptr<void> args = spec_->make_args();
       for (const auto& [name, v] : flags_)
@@ -515,7 +557,28 @@ std::int64_t Case::rows_of(const ArgSpec& a, std::size_t axis, std::string_view 
 Case Case::select(const std::map<std::string, std::pair<std::int64_t, std::int64_t>>& ranges) const {
   Case c = *this;
   c.upstream_ = upstreams();
+  // A size that follows from the tokens, as the number of blocks does, of `T` tokens or of boundaries.
+  const auto derived = [&](const std::string& symbol, std::int64_t T, std::vector<std::int64_t> cu_seqlens) {
+    Sizes s = sizes_;
+    s.T = T;
+    s.cu_seqlens = std::move(cu_seqlens);
+    const std::shared_ptr<void> args = spec_->make_args();
+    for (const auto& [name, v] : flags_)
+      if (const FlagSpec* f = spec_->find_flag(name); f != nullptr && f->set) f->set(args.get(), v);
+    if (const ArgSpec* b = spec_->find_arg("cu_seqlens"); b != nullptr && !s.cu_seqlens.empty())
+      b->get(args.get()) = {s.cu_seqlens.data(), {static_cast<std::int64_t>(s.cu_seqlens.size())}};
+    return axis_size(s, *spec_, args.get(), symbol);
+  };
   const auto cut = [&](const ArgSpec& a, Tensor& t) {
+    const auto tokens = ranges.find("T");
+    for (std::size_t i = 0; tokens != ranges.end() && i < a.dims.size(); ++i) {
+      if (!spec_->derived.contains(a.dims[i]) || derived(a.dims[i], 0, {}) != 0) continue;
+      std::vector<std::int64_t> before = sizes_.cu_seqlens;
+      std::erase_if(before, [&](std::int64_t b) { return b > tokens->second.first; });
+      const std::int64_t begin =
+          before.size() > 1 ? derived(a.dims[i], before.back(), before) : derived(a.dims[i], tokens->second.first, {});
+      t.view = slice(t.view, static_cast<int>(i), begin, derived(a.dims[i], tokens->second.second, {}));
+    }
     for (std::size_t i = 0; i < a.dims.size(); ++i)
       for (const auto& [symbol, r] : ranges)
         if (const std::int64_t rows = rows_of(a, i, symbol); rows > 0)
@@ -548,6 +611,10 @@ Case Case::sequence(std::int64_t n) const {
   const std::int64_t begin = sizes_.cu_seqlens[i], end = sizes_.cu_seqlens[i + 1];
   Case c = select({{"T", {begin, end - begin}}, {"N", {n, 1}}, {"P", {n, 1}}});
   c.sizes_.cu_seqlens.clear();
+  if (spec_->find_arg("cu_seqlens")->required) {
+    c.sizes_.cu_seqlens = {0, end - begin};
+    return c.with("cu_seqlens");
+  }
   for (const char* index : {"cu_seqlens", "cu_seqlens_cpu"})
     if (c.takes(index)) c = c.without(index);
   return c;

@@ -24,6 +24,8 @@ struct Sizes {
   std::int64_t M = 0;                    // memory slots; 0: as many as V
   std::int64_t L = 0;                    // levels; 0: those that T tokens need
   std::int64_t P = 0;                    // slots of a pool of states; 0: one for each sequence
+  std::int64_t HQ = 0;                   // query heads; 0: as many as H
+  std::int64_t TQ = 0;                   // queries, the last ones of T tokens; 0: as many as T
   std::vector<std::int64_t> cu_seqlens;  // given: packed, B is 1 and T its last entry
   DType index = DType::I64;              // of cu_seqlens
 };
@@ -85,7 +87,8 @@ struct Outcome {
 class Case {
  public:
   Case() = default;
-  // Required inputs, and optional ones that the OpSpec has a generator for. Others come with with().
+  // Required inputs, and optional ones that the OpSpec has a generator for. Others come with with(). A function that
+  // takes packed sequences alone gets the B sequences of T tokens packed.
   static Result<Case> make(const Registry& registry, std::string_view function, const Sizes& sizes,
                            const CaseOptions& options = {});
 
@@ -95,7 +98,7 @@ class Case {
   std::string text() const;  // for messages: function, sizes, type, regime, flags
 
   // How many rows of an axis one unit of `symbol` takes: 1 for that symbol itself, R of T in "T*R", HV / H of H in
-  // "HV"; 0 for an axis without it.
+  // "HV", as in "HQ", 1 of T in "TQ"; 0 for an axis without it.
   std::int64_t rows_of(const ArgSpec& a, std::size_t axis, std::string_view symbol) const;
   bool takes(std::string_view argument) const;  // an input of this function
   bool has(std::string_view input) const { return inputs_.contains(input); }

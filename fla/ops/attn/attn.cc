@@ -1,0 +1,9 @@
+#include "fla/ops/attn/attn.h"
+
+namespace fla {
+
+constinit const Function<AttnArgs> parallel_attn{kParallelAttn};
+constinit const Function<AttnBackwardArgs> parallel_attn_backward{kParallelAttnBackward};
+constinit const Function<AttnDecodeArgs> attn_decoding_one_step{kAttnDecodingOneStep};
+
+}  // namespace fla
