@@ -24,7 +24,6 @@ struct Sizes {
   std::int64_t M = 0;                    // memory slots; 0: as many as V
   std::int64_t L = 0;                    // levels; 0: those that T tokens need
   std::int64_t P = 0;                    // slots of a pool of states; 0: one for each sequence
-  std::int64_t HQ = 0;                   // query heads; 0: as many as H
   std::int64_t TQ = 0;                   // queries, the last ones of T tokens; 0: as many as T
   std::vector<std::int64_t> cu_seqlens;  // given: packed, B is 1 and T its last entry
   DType index = DType::I64;              // of cu_seqlens

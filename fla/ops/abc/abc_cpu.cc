@@ -12,6 +12,7 @@
 #include "fla/engine/common/cpu_engine.h"
 #include "fla/engine/diag/cpu/internal.h"
 #include "fla/engine/slot/cpu/entry.h"
+#include "fla/kernels/cpu/arena.h"
 #include "fla/kernels/cpu/targets.h"
 #include "fla/ops/abc/abc_problem.h"
 

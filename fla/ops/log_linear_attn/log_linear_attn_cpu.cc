@@ -19,6 +19,8 @@
 
 #include "fla/engine/common/cpu_engine.h"
 #include "fla/engine/diag/cpu/internal.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 #include "fla/ops/log_linear_attn/log_linear_attn_sequence.h"
 

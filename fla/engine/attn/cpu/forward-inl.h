@@ -13,6 +13,7 @@
 #include <cmath>
 
 #include "fla/engine/attn/cpu/tile-inl.h"
+#include "fla/kernels/cpu/arena.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace fla::cpu::HWY_NAMESPACE {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "fla/core/threads.h"
 #include "fla/engine/attn/problem.h"
+#include "fla/kernels/cpu/arena.h"
 #include "fla/kernels/cpu/rows.h"
 
 namespace fla::cpu {

@@ -7,6 +7,8 @@
 
 #include "fla/engine/attn/cpu/internal.h"
 #include "fla/engine/attn/wall_cache.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE

@@ -16,6 +16,8 @@
 #include "fla/engine/diag/cpu/entry.h"
 #include "fla/engine/diag/cpu/internal.h"
 #include "fla/engine/slot/cpu/entry.h"
+#include "fla/kernels/cpu/arena.h"
+#include "fla/kernels/cpu/schedule.h"
 #include "fla/kernels/cpu/targets.h"
 
 #undef HWY_TARGET_INCLUDE
