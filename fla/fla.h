@@ -57,8 +57,8 @@ typedef struct fla_context_options {
   void* log_user;
   void* stream;      /* cudaStream_t on which calls on a GPU's tensors start; NULL: the device's default stream */
   int stream_device; /* the device that the stream belongs to */
-  /* 1: calls refuse inputs that hold a NaN, and on a GPU also boundaries and slots out of range, and wait. Copies every
-   * input to the host: for finding a fault. */
+  /* 1: calls refuse inputs and upstream gradients that hold a NaN or an infinity, log gates above 0, and on a GPU also
+   * boundaries and slots out of range, and wait. Copies every input to the host: for finding a fault. */
   int check_values;
 } fla_context_options;
 

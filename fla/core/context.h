@@ -70,7 +70,8 @@ struct ContextOptions {
   LogFn log;                  // called at most once per (operation, function, backend) hit and refusal of this context
   std::string backend;        // only this backend may serve calls ("reference", "cpu"); empty = dispatch decides
   Stream stream;  // calls on tensors of an accelerator start here and do not wait, unless a run names another
-  // Refuse inputs that hold a NaN; on an accelerator also look into tables of boundaries and slots, and wait for the
+  // Refuse inputs and upstream gradients that hold a NaN or an infinity, and log gates above 0 (minus infinity is a
+  // gate that forgets everything, and allowed); on an accelerator also look into tables of boundaries and slots, and wait for the
   // call so that its errors are its own. Copies every input to the host: for finding a fault.
   bool check_values = false;
   bool poison = false;                 // fill every workspace with NaN before a kernel gets it (tests)
