@@ -299,7 +299,7 @@ struct Checker {
 
     if (Status s = flags(); !s) return s;
 
-    bool packed = false;
+    const ArgSpec* packed = nullptr;
     for (const auto& a : spec.args) {
       if (a.cuts.empty() || !a.host_of.empty()) continue;
       const TensorView& t = view(a);
@@ -308,8 +308,10 @@ struct Checker {
       if (!t) continue;
       if (t.ndim != 1 || t.dim(0) < 2)
         return bad(a.name, "expected shape [N+1] with N >= 1, got " + shape_string(t.dims()));
-      if (!packed) dims.set("N", t.dim(0) - 1);
-      packed = true;
+      if (Status s = type(a, t); !s) return s;  // sizes are derived from what is in it
+      if (packed != nullptr) continue;
+      dims.set("N", t.dim(0) - 1);
+      packed = &a;
     }
     for (const auto& a : spec.args) {
       const TensorView& t = view(a);
@@ -324,6 +326,9 @@ struct Checker {
         return bad(a.name, "given, but this call has no such output: expected " + a.only_when_text);
       if (Status s = type(a, t); !s) return s;
       if (Status s = shape(a, t); !s) return s;
+      // Before the shapes of other tensors, whose sizes may follow from the boundaries.
+      if (packed != nullptr && dims.has("B") && dims["B"] != 1)
+        return bad(packed->name, "packed sequences need B = 1, got B = " + std::to_string(dims["B"]));
       if (Status s = memory(a, t); !s) return s;
       if (first == nullptr) {
         first = &a;
@@ -336,12 +341,11 @@ struct Checker {
       }
     }
     if (dims.full()) return {Code::Internal, spec.name + ": its description has more sizes than a call has room for"};
-    if (!packed) dims.set("N", dims["B"]);
+    if (packed == nullptr) dims.set("N", dims["B"]);
     for (const auto& a : spec.args) {
       const TensorView& t = view(a);
       if (a.cuts.empty() || !t) continue;
       if (a.host_of.empty()) {
-        if (dims["B"] != 1) return bad(a.name, "packed sequences need B = 1, got B = " + std::to_string(dims["B"]));
         if (t.device.type == DeviceType::Cpu)
           if (Status s = boundaries(a, t); !s) return s;
       } else if (Status s = host_copy(a, t); !s) {

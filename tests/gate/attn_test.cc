@@ -195,6 +195,33 @@ TEST(Attn, DecodeScalesTheGateWhenAsked) {
   expect_agrees(c.flag("do_gate_scale", true), "cpu");
 }
 
+// Of the gates between blocks that hardly see each other: as small as the decay, and no difference of what is not.
+TEST(Attn, AStrongGateBetweenMildOnesKeepsTheDigitsOfItsGradient) {
+  for (const char* function : {"parallel_attn", "parallel_forgetting_attn", "parallel_wall_attn", "parallel_path_attn"})
+    for (const double strong : {-12.0, -25.0, -60.0}) {
+      Case c = grouped(function, 4, sizes(1, 200, 2, 20, 17));
+      if (!c.has("g")) c = c.with("g");
+      const Buffer g = tools::clone(c.input("g"));
+      tools::fill(g.view(), -0.2);
+      for (std::int64_t t = 3; t < 200; t += 7) tools::fill(tools::slice(g.view(), 1, t, 1), strong);
+      c = c.with("g", g.view());
+      if (c.has_flag("scale")) c = c.flag("scale", 1.0);
+      const Outcome want = c.run_backward(reference()), got = c.run_backward(context("cpu"));
+      ASSERT_TRUE(want.ok() && got.ok()) << want.problem() << got.problem();
+      double error = 0.0, size = 0.0;
+      for (std::int64_t t = 3; t < 200; t += 7) {
+        const std::vector<double> x = tools::values(tools::slice(want["grad.g"], 1, t, 1)),
+                                  y = tools::values(tools::slice(got["grad.g"], 1, t, 1));
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          error += (x[i] - y[i]) * (x[i] - y[i]);
+          size += x[i] * x[i];
+        }
+      }
+      EXPECT_GT(size, 0.0);
+      EXPECT_LE(std::sqrt(error), 1e-4 * std::sqrt(size)) << c.text() << ": gate " << strong;
+    }
+}
+
 // ---- forgetting_attn ---------------------------------------------------------------------------------------------
 
 TEST(ForgettingAttn, IsAttnWithAGate) {
@@ -482,7 +509,7 @@ TEST(Nsa, RefusesWhatCannotBe) {
     EXPECT_NE(o.status.message().find(std::string("parallel_nsa: ") + name + ": "), std::string::npos)
         << o.status.message();
   };
-  refused(c.flag("window_size", std::int64_t{4}), "g_swa");
+  refused(c.without("g_swa").flag("window_size", std::int64_t{4}), "g_swa");
   refused(c.without("block_indices").without("g_cmp"), "block_indices");
   refused(c.flag("block_counts", std::int64_t{4}), "block_indices");
   refused(c.without("block_indices").flag("block_counts", std::int64_t{9}), "block_size");

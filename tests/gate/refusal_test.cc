@@ -268,9 +268,7 @@ void Widths(const Registry::Entry& e) {
     const std::string s = symbol;
     const ArgSpec* user = nullptr;
     for (const auto& a : e.spec.args)
-      if (a.role == Role::Input && a.required && user == nullptr &&
-          (std::ranges::count(a.dims, s) > 0 || (s == "H" && std::ranges::count(a.dims, "HQ") > 0)))
-        user = &a;
+      if (a.role == Role::Input && a.required && user == nullptr && std::ranges::count(a.dims, s) > 0) user = &a;
     if (user == nullptr) continue;
     const auto refuse_width = [&](std::int64_t n) {
       Sizes z = sizes(1, 3, 2, 4, 3);

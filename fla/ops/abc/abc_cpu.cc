@@ -33,7 +33,7 @@ struct AbcMemory {
   TensorView w, g, dw, path;  // [B, T, H, M]
   TensorView dhk, dhv;        // [B, H, K, M], [B, H, M, V]; where there is an initial state
   TensorView hk, hv;          // likewise, the final states; where they have a gradient
-  float* rows = nullptr;      // per thread: [5][pad_up(M)]
+  float* rows = nullptr;      // per thread: [6][pad_up(M)]
   std::span<std::byte> engine;
   std::size_t bytes = 0;
 
@@ -79,7 +79,7 @@ struct AbcMemory {
     if (base != nullptr) arena = Arena(base);
     w = view(arena, a.s.dims());
     g = view(arena, a.s.dims());
-    rows = arena.floats(std::int64_t{5} * threads * pad_up(a.s.dim(3)));
+    rows = arena.floats(std::int64_t{6} * threads * pad_up(a.s.dim(3)));
     return arena;
   }
   void finish(Arena& arena, std::size_t need) {
@@ -114,7 +114,7 @@ void abc_weights(const AbcArgs& a, const AbcMemory& mem, ThreadPool& pool) {
     const hn::ScalableTag<float> d;
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), b = task / H, h = task % H;
     const Rows s = tokens_of(a.s, b, h);
-    float* x = mem.rows + static_cast<std::int64_t>(worker) * 5 * mp;
+    float* x = mem.rows + static_cast<std::int64_t>(worker) * 6 * mp;
     float *most = x + mp, *sum = x + 2 * mp, *w = x + 3 * mp, *g = x + 4 * mp;
     const auto zero = hn::Zero(d), half = hn::Set(d, 0.5F), one = hn::Set(d, 1.0F);
     for (std::int64_t t = 0; t < T; ++t) {
@@ -160,7 +160,8 @@ void by_slots(const TensorView& hk, const TensorView& dhk, const TensorView& hv,
   add(hv, dhv, false);
 }
 
-// (4). The first token's weight is 1 whatever its logits are: of one token ds is exactly 0.
+// (4). The first token's weight is 1 whatever its logits are: where nothing comes back from a later one, ds is exactly
+// 0, and not what rounding leaves of a difference.
 void abc_logit_gradients(const AbcBackwardArgs& a, const AbcMemory& mem, ThreadPool& pool) {
   const std::int64_t T = a.s.dim(1), H = a.s.dim(2), M = a.s.dim(3), mp = pad_up(M);
   if (T == 0) return;
@@ -168,19 +169,22 @@ void abc_logit_gradients(const AbcBackwardArgs& a, const AbcMemory& mem, ThreadP
     const hn::ScalableTag<float> d;
     const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d)), b = task / H, h = task % H;
     const Rows ds = tokens_of(a.ds, b, h);
-    float* carry = mem.rows + static_cast<std::int64_t>(worker) * 5 * mp;
-    float *first = carry + mp, *decay = carry + 2 * mp, *out = carry + 3 * mp, *last = carry + 4 * mp;
+    float* carry = mem.rows + static_cast<std::int64_t>(worker) * 6 * mp;
+    float *first = carry + mp, *decay = carry + 2 * mp, *out = carry + 3 * mp, *last = carry + 4 * mp,
+          *later = carry + 5 * mp;
     by_slots(a.initial_state, mem.dhk, a.initial_values, mem.dhv, b, h, M, first);
     by_slots(mem.hk, a.dht, mem.hv, a.dht_values, b, h, M, last);
     std::fill(carry, carry + mp, 0.0F);
     std::fill(decay, decay + mp, 0.0F);
+    for (std::int64_t m = 0; m < M; ++m) later[m] = T > 1 && last[m] != 0.0F ? 1.0F : 0.0F;
     for (std::int64_t t = T - 1; t >= 0; --t) {
       for (std::int64_t c = 0; c < mp; c += lanes) hn::StoreU(exp_v(d, hn::LoadU(d, decay + c)), d, decay + c);
       const float *w = slots_of(mem.w, b, t, h), *dw = slots_of(mem.dw, b, t, h), *path = slots_of(mem.path, b, t, h);
       for (std::int64_t m = 0; m < M; ++m) {
         const float dz = (t == 0 ? first[m] : 0.0F) - path[m] - (t == T - 1 ? last[m] : 0.0F);
         carry[m] = dz + decay[m] * carry[m];
-        out[m] = T == 1 ? 0.0F : w[m] * (dw[m] + carry[m]);
+        out[m] = t == 0 && later[m] == 0.0F ? 0.0F : w[m] * (dw[m] + carry[m]);
+        if (dw[m] != 0.0F || path[m] != 0.0F) later[m] = 1.0F;
       }
       store_row(out, ds.at(t, 0), ds.dtype, ds.last, M);
       std::copy(slots_of(mem.g, b, t, h), slots_of(mem.g, b, t, h) + M, decay);

@@ -1,7 +1,9 @@
 // Gradients of softmax-like attention. First the forward's tiles once more, for m, 1 / l and <do, o> of every row, but
 // no output; then, with
 // p_ij = e^{s_ij - m_i} / l_i formed again tile by tile and D_ij = p_ij (<do_i, v_j> - <do_i, o_i>):
-//   dq_i = scale sum_j D_ij k_j, dk_j = scale sum_i D_ij q_i, dv_j = sum_i p_ij do_i, dC_i = sum_j D_ij - sum_m D_mi
+//   dq_i = scale sum_j D_ij k_j, dk_j = scale sum_i D_ij q_i, dv_j = sum_i p_ij do_i, dg_m = sum_{i >= m > j} D_ij
+// gates    the sums of dg leave out from the start the pairs without gate m between them. Behind a strong gate they are
+//          as small as its decay: a difference of sums over all pairs would have none of their digits
 // task     one key head of one sequence with its query heads in order: keys outside, queries inside
 // scratch  dq of one head, dk and dv in fp32, tiles: linear in T. No array is [T, T]
 // bits     every sum has one order; what masks hide is skipped or a true zero
@@ -27,31 +29,35 @@ namespace fla::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 struct BackwardTiles {
-  float* dq = nullptr;    // [TQ, kp] of the head at work
-  float* dr = nullptr;    // [TQ, kp]; second query
-  float* dk = nullptr;    // [TK, kp] over the group
-  float* dkh = nullptr;   // [TK, kp] of the head alone; channel gate
-  float* dv = nullptr;    // [TK, vp] over the group
-  double* dC = nullptr;   // [TK]; gate
-  float* q = nullptr;     // [kBackwardRows + 4, kp]
-  float* r = nullptr;     // second query
-  float* dout = nullptr;  // [kBackwardRows, vp]
-  float* k = nullptr;     // [kKeys + 4, kp]
-  float* kt = nullptr;    // [kp, kKeysLd]
-  float* v = nullptr;     // [kKeys + 4, vp]
-  float* vt = nullptr;    // [vp, kKeysLd]
-  float* s = nullptr;     // [kBackwardRows, kKeysLd] logits, p, then D
-  float* a = nullptr;     // [kBackwardRows, kKeysLd] <do, v>
-  float* u = nullptr;     // [kBackwardRows, kKeysLd] <r, k>, then U; second query
-  float* w = nullptr;     // [kBackwardRows, kKeysLd] weights of v; second query
-  float* gate = nullptr;  // [kKeysLd]
-  float* qd = nullptr;    // [kBackwardRows + 4, kp] q e^{P_t - P_anchor}; channel gate
-  float* qs = nullptr;    // [kSub + 4, kp]
-  float* kd = nullptr;    // [kKeys + 4, kp]
-  float* kdt = nullptr;   // [kp, kKeysLd]
-  float* tmp = nullptr;   // [kKeys, kp]
-  float* e = nullptr;     // [kp]
-  double* sum = nullptr;  // [kp]; channel gate
+  float* dq = nullptr;       // [TQ, kp] of the head at work
+  float* dr = nullptr;       // [TQ, kp]; second query
+  float* dk = nullptr;       // [TK, kp] over the group
+  float* dkh = nullptr;      // [TK, kp] of the head alone; channel gate
+  float* dv = nullptr;       // [TK, vp] over the group
+  double* before = nullptr;  // [TQ] sums of the rows over earlier tiles of keys; gate
+  double* dg = nullptr;      // [kKeys]; gate
+  float* q = nullptr;        // [kBackwardRows + 4, kp]
+  float* r = nullptr;        // second query
+  float* dout = nullptr;     // [kBackwardRows, vp]
+  float* k = nullptr;        // [kKeys + 4, kp]
+  float* kt = nullptr;       // [kp, kKeysLd]
+  float* v = nullptr;        // [kKeys + 4, vp]
+  float* vt = nullptr;       // [vp, kKeysLd]
+  float* s = nullptr;        // [kBackwardRows, kKeysLd] logits, p, then D
+  float* a = nullptr;        // [kBackwardRows, kKeysLd] <do, v>
+  float* u = nullptr;        // [kBackwardRows, kKeysLd] <r, k>, then U; second query
+  float* w = nullptr;        // [kBackwardRows, kKeysLd] weights of v; second query
+  float* gate = nullptr;     // [kKeysLd]
+  float* qd = nullptr;       // [kBackwardRows + 4, kp] q e^{P_t - P_anchor}; channel gate
+  float* qs = nullptr;       // [kSub + 4, kp]
+  float* kd = nullptr;       // [kKeys + 4, kp]
+  float* kdt = nullptr;      // [kp, kKeysLd]
+  float* tmp = nullptr;      // [kKeys, kp]
+  float* e = nullptr;        // [kp]
+  float* dkt = nullptr;      // [kKeys, kp] of the tile, from queries behind it; channel gate
+  float* dgk = nullptr;      // [kKeys, kp] from the tile's own queries; channel gate
+  float* run = nullptr;      // [kp]; channel gate
+  double* sum = nullptr;     // [kp]; channel gate
 
   void carve(Arena& arena, const AttnProblem& p) {
     const std::int64_t kp = pad_up(p.K), vp = pad_up(p.V), M = kBackwardRows;
@@ -61,7 +67,10 @@ struct BackwardTiles {
     dk = arena.floats(p.TK * kp);
     dkh = channel ? arena.floats(p.TK * kp) : dk;
     dv = arena.floats(p.TK * vp);
-    if (p.g) dC = arena.take<double>(p.TK);
+    if (p.g) {
+      before = arena.take<double>(p.TQ);
+      dg = arena.take<double>(kKeys);
+    }
     q = arena.floats((M + 4) * kp);
     dout = arena.floats(M * vp);
     k = arena.floats((kKeys + 4) * kp);
@@ -83,48 +92,74 @@ struct BackwardTiles {
       kdt = arena.floats(kp * kKeysLd);
       tmp = arena.floats(kKeys * kp);
       e = arena.floats(kp);
+      dkt = arena.floats(kKeys * kp);
+      dgk = arena.floats(kKeys * kp);
+      run = arena.floats(kp);
       sum = arena.take<double>(kp);
     }
   }
 };
 
+HWY_INLINE void add_to_row(const float* x, std::int64_t width, float* out) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t c = 0; c < width; c += lanes)
+    hn::StoreU(hn::Add(hn::LoadU(d, x + c), hn::LoadU(d, out + c)), d, out + c);
+}
+
 // dq += D k and dk += D^T q through the decays: as channel_products pairs queries and keys. `dq` and `dk` are the
-// tiles' rows, D [.., kKeysLd] holds true zeros where a mask hides.
+// tiles' rows, D [.., kKeysLd] holds true zeros where a mask hides. Where the rows stand at the keys themselves, w.dgk
+// gets what these pairs give the gates between them: from the keys before gate m, and from the rows at m and behind it.
 HWY_INLINE void channel_gradients(const BackwardTiles& w, std::int64_t t0, std::int64_t M, std::int64_t j0,
                                   std::int64_t N, const double* P, std::int64_t K, float* dq, float* dk) {
   const std::int64_t kp = pad_up(K);
+  const bool own = j0 + N > t0;
   const auto pair = [&](std::int64_t first, std::int64_t last, std::int64_t keys, std::int64_t anchor) HWY_ATTR {
     const float* D = w.s + first * kKeysLd;
     const std::int64_t rows = last - first;
     decay_queries(w.q + first * kp, P + (t0 + first) * kp, P + anchor * kp, rows, kp, w.qd, w.e);
     decay_keys(w.k, P + j0 * kp, P + anchor * kp, keys, kp, w.kd, w.e);
     gemm<false>(rows, kp, {D, kKeysLd, w.kd, kp, keys}, {}, Tri::None, {}, w.tmp, kp);
-    for (std::int64_t i = 0; i < rows; ++i) {
+    if (own) std::fill(w.run, w.run + kp, 0.0F);
+    for (std::int64_t i = rows - 1; i >= 0; --i) {
       decays(P + (t0 + first + i) * kp, P + anchor * kp, kp, w.e);
       multiply_add(w.e, w.tmp + i * kp, kp, dq + (first + i) * kp);
+      if (!own) continue;
+      multiply(w.e, w.tmp + i * kp, kp, w.e);
+      multiply_add(w.e, w.q + (first + i) * kp, kp, w.run);
+      add_to_row(w.run, kp, w.dgk + (t0 + first + i - j0) * kp);
     }
     gemm<true>(keys, kp, {D, kKeysLd, w.qd, kp, rows}, {}, Tri::None, {}, w.tmp, kp);
+    if (own) std::fill(w.run, w.run + kp, 0.0F);
     for (std::int64_t j = 0; j < keys; ++j) {
       decays(P + anchor * kp, P + (j0 + j) * kp, kp, w.e);
       multiply_add(w.e, w.tmp + j * kp, kp, dk + j * kp);
+      if (!own) continue;
+      add_to_row(w.run, kp, w.dgk + j * kp);
+      multiply(w.e, w.tmp + j * kp, kp, w.e);
+      multiply_add(w.e, w.k + j * kp, kp, w.run);
     }
   };
-  if (j0 + N <= t0) return pair(0, M, N, t0);
+  if (!own) return pair(0, M, N, t0);
   for (std::int64_t r0 = 0; r0 < M; r0 += kSub) {
     const std::int64_t last = std::min(r0 + kSub, M), t = t0 + r0, before = std::clamp<std::int64_t>(t - j0, 0, N);
     if (before > 0) pair(r0, last, before, t);
     for (std::int64_t i = r0; i < last; ++i) {
       const std::int64_t end = std::clamp<std::int64_t>(t0 + i + 1 - j0, before, N);
+      std::fill(w.run, w.run + kp, 0.0F);
       for (std::int64_t j = before; j < end; ++j) {
         const hn::ScalableTag<float> d;
         const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
         decays(P + (t0 + i) * kp, P + (j0 + j) * kp, kp, w.e);
         const auto D = hn::Set(d, w.s[i * kKeysLd + j]);
         for (std::int64_t c = 0; c < kp; c += lanes) {
-          const auto De = hn::Mul(D, hn::LoadU(d, w.e + c));
-          float *dqi = dq + i * kp + c, *dkj = dk + j * kp + c;
-          hn::StoreU(hn::MulAdd(De, hn::LoadU(d, w.k + j * kp + c), hn::LoadU(d, dqi)), d, dqi);
-          hn::StoreU(hn::MulAdd(De, hn::LoadU(d, w.q + i * kp + c), hn::LoadU(d, dkj)), d, dkj);
+          const auto De = hn::Mul(D, hn::LoadU(d, w.e + c)), qi = hn::LoadU(d, w.q + i * kp + c);
+          const auto Dk = hn::Mul(De, hn::LoadU(d, w.k + j * kp + c)), run = hn::LoadU(d, w.run + c);
+          float *dqi = dq + i * kp + c, *dkj = dk + j * kp + c, *dgj = w.dgk + j * kp + c;
+          hn::StoreU(hn::Add(run, hn::LoadU(d, dgj)), d, dgj);
+          hn::StoreU(hn::MulAdd(Dk, qi, run), d, w.run + c);
+          hn::StoreU(hn::Add(Dk, hn::LoadU(d, dqi)), d, dqi);
+          hn::StoreU(hn::MulAdd(De, qi, hn::LoadU(d, dkj)), d, dkj);
         }
       }
     }
@@ -146,7 +181,7 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
   const double* P = Policy::kChannel ? sums.channels(p, span, h) : nullptr;
   std::fill(w.dq, w.dq + Lq * kp, 0.0F);
   if constexpr (Policy::kSecond) std::fill(w.dr, w.dr + Lq * kp, 0.0F);
-  if constexpr (Policy::kGate) std::fill(w.dC, w.dC + Lk, 0.0);
+  if constexpr (Policy::kGate) std::fill(w.before, w.before + Lq, 0.0);
   if constexpr (Policy::kChannel) std::fill(w.dkh, w.dkh + Lk * kp, 0.0F);
 
   for (std::int64_t j0 = 0; j0 < Lk; j0 += kKeys) {
@@ -157,6 +192,12 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
     if constexpr (!Policy::kChannel) transpose(w.k, kp, N, K, w.kt, kKeysLd);
     const bool k_finite = all_finite(w.k, N * kp);
     float *dk = w.dkh + j0 * kp, *dv = w.dv + j0 * vp;
+    if constexpr (Policy::kGate) std::fill(w.dg, w.dg + N, 0.0);
+    if constexpr (Policy::kChannel) {
+      std::fill(w.dkt, w.dkt + N * kp, 0.0F);
+      std::fill(w.dgk, w.dgk + N * kp, 0.0F);
+      std::fill(w.sum, w.sum + kp, 0.0);
+    }
     for (std::int64_t i0 = 0; i0 < Lq; i0 += kBackwardRows) {
       const std::int64_t M = std::min(kBackwardRows, Lq - i0), t0 = i0 + span.offset;
       const KeyRange all = tile_range(p, span, n, i0, M);
@@ -193,7 +234,6 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
         float *s = w.s + i * kKeysLd, *a = w.a + i * kKeysLd;
         logits<Policy::kGate>(s, c.lo, c.hi, end, scale, w.gate);
         const auto m = hn::Set(d, st.m[at]), norm = hn::Set(d, st.norm[at]), t = hn::Set(d, st.t[at]);
-        auto sum = hn::Zero(d);
         for (std::int64_t x = 0; x < end; x += lanes) {
           const auto in = lanes_in(d, x, c.lo, c.hi);
           const auto prob = hn::Mul(exp_down(d, hn::Sub(hn::LoadU(d, s + x), m)), norm);
@@ -210,22 +250,10 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
           }
           // p into a's place, D into s's.
           hn::StoreU(hn::IfThenElseZero(in, weight), d, a + x);
-          D = hn::IfThenElseZero(in, D);
-          if constexpr (Policy::kGate) sum = hn::Add(sum, D);
-          hn::StoreU(D, d, s + x);
-        }
-        if constexpr (Policy::kGate) {
-          w.dC[t0 + i] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+          hn::StoreU(hn::IfThenElseZero(in, D), d, s + x);
         }
       }
-      if constexpr (Policy::kGate) {
-        for (std::int64_t x = 0; x < N; x += lanes) {
-          auto sum = hn::Zero(d);
-          for (std::int64_t i = 0; i < M; ++i) sum = hn::Add(sum, hn::LoadU(d, w.s + i * kKeysLd + x));
-          hn::StoreU(sum, d, w.gate + x);
-        }
-        for (std::int64_t j = 0; j < N; ++j) w.dC[j0 + j] -= static_cast<double>(w.gate[j]);
-      }
+      if constexpr (Policy::kGate) gate_gradients(w.s, M, N, t0, j0, w.before + i0, w.gate, w.dg);
       // The queries that see key j of the tile.
       const auto rows = [&](std::int64_t j) {
         KeyRange x{M, M};
@@ -255,7 +283,21 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
       };
       over_queries(w.a, w.dout, vp, dv);
       if constexpr (Policy::kChannel) {
-        channel_gradients(w, t0, M, j0, N, P, K, w.dq + i0 * kp, dk);
+        // q o dq of a row so far is what its keys before this tile give every gate between.
+        float* dq = w.dq + i0 * kp;
+        if (t0 >= j0 + N) {
+          for (std::int64_t i = 0; i < M; ++i)
+            for (std::int64_t c = 0; c < kp; ++c)
+              w.sum[c] += static_cast<double>(w.q[i * kp + c]) * static_cast<double>(dq[i * kp + c]);
+          channel_gradients(w, t0, M, j0, N, P, K, dq, w.dkt);
+        } else {
+          std::fill(w.run, w.run + kp, 0.0F);
+          for (std::int64_t i = M - 1; i >= 0; --i) {
+            multiply_add(w.q + i * kp, dq + i * kp, kp, w.run);
+            add_to_row(w.run, kp, w.dgk + (t0 + i - j0) * kp);
+          }
+          channel_gradients(w, t0, M, j0, N, P, K, dq, dk);
+        }
       } else {
         // scale belongs to D, but r's gradients have none: it is put on where they meet in dk.
         if constexpr (Policy::kSecond) {
@@ -271,6 +313,27 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
         over_keys(w.s, w.dq + i0 * kp);
       }
     }
+    // Every pair that a gate of the tile is between has been here: its keys are in this tile or an earlier one.
+    if constexpr (Policy::kGate) {
+      if (const Rows dg = head_rows(p.dg, span.row, span.k_begin, Lk, h); dg) {
+        for (std::int64_t j = 0; j < N; ++j) {
+          const float x = static_cast<float>(p.gate_scale * w.dg[j]);
+          store_row(&x, dg.at(j0 + j, 0), dg.dtype, 1, 1);
+        }
+      }
+    }
+    if constexpr (Policy::kChannel) {
+      if (const Rows dg = head_rows(p.dgk, span.row, span.k_begin, Lk, h); dg) {
+        for (std::int64_t j = 0; j < N; ++j) {
+          for (std::int64_t c = 0; c < kp; ++c) {
+            w.e[c] = scale * static_cast<float>(w.sum[c] + static_cast<double>(w.dgk[j * kp + c]));
+            w.sum[c] += static_cast<double>(w.k[j * kp + c]) * static_cast<double>(w.dkt[j * kp + c]);
+          }
+          store_row(w.e, dg.at(j0 + j, 0), dg.dtype, dg.last, K);
+        }
+      }
+      for (std::int64_t j = 0; j < N; ++j) add_to_row(w.dkt + j * kp, kp, dk + j * kp);
+    }
   }
 
   const float dq_scale = Policy::kSecond ? 1.0F : scale;
@@ -283,30 +346,6 @@ HWY_NOINLINE void backward_head(const AttnProblem& p, BackwardTiles& w, const Ga
     scaled(w.dkh, Lk * kp);
     for (std::int64_t c = 0; c < Lk * kp; c += lanes)
       hn::StoreU(hn::Add(hn::LoadU(d, w.dk + c), hn::LoadU(d, w.dkh + c)), d, w.dk + c);
-    if (const Rows dg = head_rows(p.dgk, span.row, span.k_begin, Lk, h); dg) {
-      // dP = q o dq - k o dk of this head, unrounded; dg_t sums it from t on. Gate 0 lies before every key.
-      std::fill(w.sum, w.sum + kp, 0.0);
-      for (std::int64_t t = Lk - 1; t >= 0; --t) {
-        load_rows(q, t, 1, 0, K, w.q, kp);
-        load_rows(k, t, 1, 0, K, w.k, kp);
-        for (std::int64_t c = 0; c < kp; ++c) {
-          w.sum[c] += static_cast<double>(w.q[c]) * static_cast<double>(w.dq[t * kp + c]) -
-                      static_cast<double>(w.k[c]) * static_cast<double>(w.dkh[t * kp + c]);
-          w.e[c] = t == 0 ? 0.0F : static_cast<float>(w.sum[c]);
-        }
-        store_row(w.e, dg.at(t, 0), dg.dtype, dg.last, K);
-      }
-    }
-  }
-  if constexpr (Policy::kGate) {
-    if (const Rows dg = head_rows(p.dg, span.row, span.k_begin, Lk, h); dg) {
-      double sum = 0.0;
-      for (std::int64_t t = Lk - 1; t >= 0; --t) {
-        sum += w.dC[t];
-        const float x = t == 0 ? 0.0F : static_cast<float>(p.gate_scale * sum);
-        store_row(&x, dg.at(t, 0), dg.dtype, 1, 1);
-      }
-    }
   }
   if (const Rows dq = head_rows(p.dq, span.row, span.q_begin, Lq, h); dq) store_rows(w.dq, kp, dq, 0, Lq, 0, K);
   if constexpr (Policy::kSecond) {

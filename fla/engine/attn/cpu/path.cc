@@ -302,8 +302,9 @@ struct PathGradients {
   float *dk = nullptr, *dkc = nullptr, *du = nullptr, *dw = nullptr;  // [T, kp], over the group
   float* dv = nullptr;                                                // [T, vp]
   float* dy = nullptr;                                                // [T, kKeysLd] of Y
-  float* ys = nullptr;   // [T, kp] y_J of one block of queries, at J's rows: M of kC rows
-  double* dC = nullptr;  // [T] of the scaled logit
+  float* ys = nullptr;       // [T, kp] y_J of one block of queries, at J's rows: M of kC rows
+  double* dg = nullptr;      // [T]; gate
+  double* before = nullptr;  // [kC] sums of the rows over earlier blocks; gate
   float *q = nullptr, *y = nullptr, *d = nullptr, *tmp = nullptr, *uc = nullptr;  // [kC + 4, kp]
   float *dout = nullptr, *v = nullptr;                                            // [kC + 4, vp]
   float *vt = nullptr, *ut = nullptr;                                             // [vp, ld], [kp, ld]
@@ -317,7 +318,8 @@ struct PathGradients {
     for (float** z : {&dk, &dkc, &du, &dw, &ys}) *z = arena.floats(T * kp);
     dv = arena.floats(T * vp);
     dy = arena.floats(T * kKeysLd);
-    dC = arena.take<double>(T);
+    dg = arena.take<double>(T);
+    before = arena.take<double>(kC);
     for (float** z : {&q, &y, &d, &tmp, &uc}) *z = arena.floats((kC + 4) * kp);
     for (float** z : {&dout, &v}) *z = arena.floats((kC + 4) * vp);
     vt = arena.floats(vp * kKeysLd);
@@ -341,25 +343,15 @@ HWY_INLINE void weights_of(const PathProblem& p, PathGradients& w, const RowStat
     if constexpr (kGate) differences(C[i0 + i], C + j0, N, w.gate);
     logits<kGate>(s, 0, hi, end, scale, w.gate);
     const auto m = hn::Set(d, st.m[at]), norm = hn::Set(d, st.norm[at]), t = hn::Set(d, st.t[at]);
-    auto sum = hn::Zero(d);
     for (std::int64_t x = 0; x < end; x += lanes) {
       const auto in = lanes_in(d, x, 0, hi);
       const auto prob = hn::IfThenElseZero(in, hn::Mul(exp_down(d, hn::Sub(hn::LoadU(d, s + x), m)), norm));
       const auto D = hn::IfThenElseZero(in, hn::Mul(prob, hn::Sub(hn::LoadU(d, a + x), t)));
       hn::StoreU(prob, d, a + x);
-      const auto dx = hn::Mul(hn::Set(d, scale), D);
-      hn::StoreU(dx, d, s + x);
-      if constexpr (kGate) sum = hn::Add(sum, dx);
-    }
-    if constexpr (kGate) w.dC[i0 + i] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
-  }
-  if constexpr (kGate) {
-    for (std::int64_t j = 0; j < N; ++j) {
-      double sum = 0.0;
-      for (std::int64_t i = 0; i < M; ++i) sum += static_cast<double>(w.s[i * kKeysLd + j]);
-      w.dC[j0 + j] -= sum;
+      hn::StoreU(hn::Mul(hn::Set(d, scale), D), d, s + x);
     }
   }
+  if constexpr (kGate) gate_gradients(w.s, M, N, i0, j0, w.before, w.gate, w.dg + j0);
 }
 
 template <bool kGate>
@@ -371,7 +363,7 @@ HWY_NOINLINE void path_head(const PathProblem& p, PathGradients& w, const PathBl
              v = head_rows(p.v, span.row, span.k_begin, L, kv), wr = head_rows(p.w, span.row, span.k_begin, L, kv),
              dq = head_rows(p.dq, span.row, span.q_begin, L, h);
   const double* C = kGate ? sums.head(p, span, h) : nullptr;
-  if constexpr (kGate) std::fill(w.dC, w.dC + L, 0.0);
+  if constexpr (kGate) std::fill(w.dg, w.dg + L, 0.0);
   // a = do v^T of a block of keys, and dv += p^T do once a holds p.
   const auto products_with_values = [&](std::int64_t j0, std::int64_t M, std::int64_t N) HWY_ATTR {
     load_rows(v, j0, N, 0, p.V, w.v, vp);
@@ -401,6 +393,7 @@ HWY_NOINLINE void path_head(const PathProblem& p, PathGradients& w, const PathBl
       step_back(M, kC, K, w.t.wt, b.u + (base + j0) * kp, w.pw, w.y);
     }
     std::fill(w.d, w.d + M * kp, 0.0F);
+    if constexpr (kGate) std::fill(w.before, w.before + M, 0.0);
     for (std::int64_t j0 = 0; j0 < i0; j0 += kC) {
       const std::int64_t at = base + j0;
       float* y = w.ys + j0 * kp;
@@ -450,10 +443,8 @@ HWY_NOINLINE void path_head(const PathProblem& p, PathGradients& w, const PathBl
   }
   if constexpr (kGate) {
     if (const Rows dg = head_rows(p.dg, span.row, span.k_begin, L, h); dg) {
-      double sum = 0.0;
-      for (std::int64_t t = L - 1; t >= 0; --t) {
-        sum += w.dC[t];
-        const float x = t == 0 ? 0.0F : static_cast<float>(sum);
+      for (std::int64_t t = 0; t < L; ++t) {
+        const float x = static_cast<float>(w.dg[t]);
         store_row(&x, dg.at(t, 0), dg.dtype, 1, 1);
       }
     }

@@ -137,6 +137,44 @@ HWY_INLINE float logits(float* HWY_RESTRICT s, std::int64_t a, std::int64_t b, s
   return hn::GetLane(hn::MaxOfLanes(d, most));
 }
 
+// What a tile of D gives the gates of a logit: the gate at m is between query and key where i >= m > j, so
+//   dg_m = sum_{i >= m > j} D_ij
+// and nothing that has to cancel is in it: a gate that hides almost everything keeps its digits. Rows stand at t0 on,
+// keys at j0 on, and tiles of keys come in order: `before` has what each row has had from the tiles so far, and gets
+// this one.
+// column: [N]; dg: of the tile's keys.
+HWY_INLINE void gate_gradients(const float* D, std::int64_t M, std::int64_t N, std::int64_t t0, std::int64_t j0,
+                               double* before, float* column, double* dg) {
+  const hn::ScalableTag<float> d;
+  const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  if (t0 >= j0 + N) {  // rows behind all of the keys
+    for (std::int64_t x = 0; x < N; x += lanes) {
+      auto sum = hn::Zero(d);
+      for (std::int64_t i = 0; i < M; ++i) sum = hn::Add(sum, hn::LoadU(d, D + i * kKeysLd + x));
+      hn::StoreU(sum, d, column + x);
+    }
+    double run = 0.0;
+    for (std::int64_t i = 0; i < M; ++i) run += before[i];
+    for (std::int64_t j = 0; j < N; ++j) {
+      dg[j] += run;
+      run += static_cast<double>(column[j]);
+    }
+  } else {
+    for (std::int64_t i = 0; i < M; ++i) {
+      double run = before[i];
+      for (std::int64_t j = 0; j < std::min(N, t0 + i + 1 - j0); ++j) {
+        dg[j] += run;
+        run += static_cast<double>(D[i * kKeysLd + j]);
+      }
+    }
+  }
+  for (std::int64_t i = 0; i < M; ++i) {
+    auto sum = hn::Zero(d);
+    for (std::int64_t x = 0; x < N; x += lanes) sum = hn::Add(sum, hn::LoadU(d, D + i * kKeysLd + x));
+    before[i] += static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum)));
+  }
+}
+
 // c[i] = start + sum_p a(i, p) b[p] over the p in [lo(i), hi(i)) alone. Where b is finite the caller's zeros in a do
 // the same in one product; this is for the others: 0 times an infinity must not be seen.
 template <bool kTransA, typename Range>
