@@ -205,6 +205,7 @@ Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context& ctx
     Output o{output_name(a), wide, {}, {}};
     if (!a.starts_as.empty()) o.contents = spec.find_arg(a.starts_as)->get(args_.get());
     if (a.types == Types::Acc) o.dtype = wide == DType::F64 ? DType::F64 : DType::F32;
+    if (a.types == Types::Index) o.dtype = DType::I64;
     if (a.types == Types::Like) o.dtype = spec.find_arg(a.like)->get(args_.get()).dtype;
     for (std::size_t i = 0; i < spec.dims_of(a, args_.get()).size(); ++i) {
       o.shape.push_back(dim_value(spec.dim_symbol(a, i, args_.get()), [&](std::string_view s) {

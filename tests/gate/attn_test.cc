@@ -470,6 +470,54 @@ TEST(Nsa, ChoosesItsBlocks) {
     }
 }
 
+TEST(Nsa, TheChoiceAloneIsWhatTheWholeChooses) {
+  const std::int64_t T = 200, n = 16, C = 13, slots = 5;
+  const Case whole = sparse(8, sizes(1, T, 2, 12, 17), n, slots).without("block_indices");
+  Buffer means(DType::F32, {1, C, 2, 12});
+  const TensorView k = whole.input("k");
+  for (std::int64_t block = 0; block < C; ++block)
+    for (std::int64_t h = 0; h < 2; ++h)
+      for (std::int64_t x = 0; x < 12; ++x) {
+        double sum = 0.0;
+        const std::int64_t end = std::min(T, (block + 1) * n);
+        for (std::int64_t j = block * n; j < end; ++j) sum += tools::load(k.at(0, j, h, x), k.dtype);
+        tools::store(means.view().at(0, block, h, x), DType::F32, sum / static_cast<double>(end - block * n));
+      }
+  Case choice = grouped("parallel_nsa_topk", 8, sizes(1, T, 2, 12, 17)).flag("block_size", n);
+  choice = choice.flag("block_counts", slots).with("q", whole.input("q")).with("k_cmp", means.view());
+  const Outcome lists = choice.run(context("cpu"));
+  ASSERT_TRUE(lists.ok()) << lists.problem();
+  expect_close(whole.run(context("cpu")), whole.with("block_indices", lists["out.block_indices"]).run(context("cpu")),
+               kClose, whole.text());
+  // Its own, the one before it and the first; as many as there are, each once and in order.
+  for (std::int64_t t = 0; t < T; ++t)
+    for (std::int64_t h = 0; h < 2; ++h) {
+      const std::int64_t own = t / n, found = std::min(own + 1, slots);
+      std::vector<std::int64_t> list;
+      for (std::int64_t s = 0; s < slots; ++s)
+        list.push_back(*reinterpret_cast<const std::int64_t*>(lists["out.block_indices"].at(0, t, h, s)));
+      for (std::int64_t s = found; s < slots; ++s) EXPECT_EQ(list[static_cast<std::size_t>(s)], -1);
+      list.resize(static_cast<std::size_t>(found));
+      EXPECT_TRUE(std::ranges::is_sorted(list, std::ranges::less_equal()) || found == 1) << "query " << t;
+      for (const std::int64_t forced : {std::int64_t{0}, std::max<std::int64_t>(own - 1, 0), own})
+        EXPECT_EQ(std::ranges::count(list, forced), 1) << "query " << t << ", block " << forced;
+    }
+}
+
+TEST(Nsa, TheChoiceOfTheLastQueriesIsThatOfAll) {
+  const Case all = grouped("parallel_nsa_topk", 8, sizes(2, 100, 2, 12, 17)).flag("block_size", std::int64_t{8});
+  const Case some = all.flag("block_counts", std::int64_t{4});
+  const Case c = some.with("k_cmp");
+  const Outcome o = c.run(context("cpu"));
+  ASSERT_TRUE(o.ok()) << o.problem();
+  for (const std::int64_t n : {1, 7, 33}) {
+    const Case last = c.flag("TK", std::int64_t{100}).with("q", tools::slice(c.input("q"), 1, 100 - n, n));
+    const Outcome d = last.run(context("cpu"));
+    ASSERT_TRUE(d.ok()) << d.problem();
+    EXPECT_TRUE(tools::same_bits(d["out.block_indices"], tools::slice(o["out.block_indices"], 1, 100 - n, n))) << n;
+  }
+}
+
 TEST(Nsa, AQueryWithoutABlockHasNothingSelected) {
   Case c = sparse(4, sizes(1, 40, 2, 12, 17), 16, 3).without("g_cmp");
   Buffer none = like(c.input("block_indices"));

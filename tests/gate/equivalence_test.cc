@@ -275,8 +275,9 @@ void Sequences(const Registry::Entry& e) {
       c = c.prepared();
       const bool is_packed = !c.sizes().cu_seqlens.empty();
       const std::int64_t N = is_packed ? static_cast<std::int64_t>(c.sizes().cu_seqlens.size()) - 1 : c.sizes().B;
-      const RunOptions without_scores = {.only = {"out.o", "out.final_state", "out.final_state.0", "out.final_state.1",
-                                                  "out.state_out", "out.state_pool", "out.k_tilde", "out.r_cache"}};
+      const RunOptions without_scores = {.only = {"out.o", "out.block_indices", "out.final_state", "out.final_state.0",
+                                                  "out.final_state.1", "out.state_out", "out.state_pool", "out.k_tilde",
+                                                  "out.r_cache"}};
       const bool has_gradients = !e.spec.backward.empty();
       const Outcome whole = c.run(ctx, without_scores), gradients = has_gradients ? c.run_backward(ctx) : Outcome();
       for (std::int64_t n = 0; n < N; ++n) {

@@ -116,8 +116,36 @@ void EdgeOfMemory(const Registry::Entry& e) {
       }
 }
 
-const bool registered =
-    for_every_function("MisalignedWorkspace", Misaligned) && for_every_function("EdgeOfMemory", EdgeOfMemory);
+// Nothing that a call keeps beside its arguments is tokens x tokens, not by blocks either.
+void LinearWorkspace(const Registry::Entry& e) {
+  for (const auto& backend : backends(e))
+    for (const bool backward : passes(e.spec)) {
+      const auto need = [&](std::int64_t T) {
+        const Case c = make_case(e.spec.name, sizes(1, T, 1, 16, 16)).prepared();
+        Result<DynamicCall> call = backward ? c.backward_call() : c.call();
+        EXPECT_TRUE(call.ok()) << call.status().message();
+        const auto outputs = call->outputs(context(backend));
+        EXPECT_TRUE(outputs.ok()) << outputs.status().message();
+        std::deque<Buffer> memory;
+        for (const auto& o : *outputs)
+          EXPECT_TRUE(call->bind(o.name, memory.emplace_back(o.dtype, o.shape).view()).ok());
+        const auto bytes = call->workspace_bytes(context(backend));
+        EXPECT_TRUE(bytes.ok()) << bytes.status().message();
+        return *bytes;
+      };
+      std::size_t before = need(1000);
+      for (const std::int64_t T : {2000, 4000, 8000}) {
+        const std::size_t now = need(T);
+        EXPECT_LE(now, 2 * before + 4096) << backend << ": " << e.spec.name << (backward ? " backward" : "") << " at "
+                                          << T << " tokens, after " << before << " bytes at half of them";
+        before = now;
+      }
+    }
+}
+
+const bool registered = for_every_function("MisalignedWorkspace", Misaligned) &&
+                        for_every_function("EdgeOfMemory", EdgeOfMemory) &&
+                        for_every_function("LinearWorkspace", LinearWorkspace);
 
 }  // namespace
 }  // namespace fla::gate

@@ -10,7 +10,7 @@
 namespace fla::gate {
 namespace {
 
-constexpr double kMark = 0.25;
+constexpr double kMark = 96.0;
 
 using Shape = tools::Shape;
 
@@ -385,7 +385,7 @@ void Outputs(const Registry::Entry& e) {
       const Buffer other(bad.dtype == DType::F32 ? DType::BF16 : DType::F32, bad.shape), ints(DType::I32, bad.shape),
           fits(bad.dtype, bad.shape);
       refuse(other.view(), "another type");
-      refuse(ints.view(), "an integer type");
+      if (is_float(bad.dtype)) refuse(ints.view(), "an integer type");
       TensorView t = fits.view();
       t.data = nullptr;
       refuse(t, "a null pointer");

@@ -16,7 +16,9 @@ constexpr std::size_t kAlign = 64;
 constexpr std::size_t kGuard = 256;            // bytes before and after
 constexpr std::size_t kWorkspaceGuard = 8192;  // after a workspace, where a wrong size is off by whole tiles
 constexpr std::uint16_t kGuardWord = 0x7ff5;   // repeated, a NaN in every float type, and unlike the 0xffff of poison
-constexpr std::byte kPoison{0xff};
+constexpr std::byte kPoison{0xff};             // a NaN
+constexpr std::byte kIndexPoison{0x3f};        // an index that nothing has; -1 is one that means something
+std::byte poison_of(DType t) { return is_float(t) ? kPoison : kIndexPoison; }
 
 std::byte guard_byte(std::size_t offset) {
   return static_cast<std::byte>(offset % 2 == 0 ? kGuardWord & 0xff : kGuardWord >> 8);
@@ -79,7 +81,7 @@ Buffer::Buffer(DType dtype, Shape shape, Fill fill_with, Layout layout) {
   total_ = begin_ + extent_ + kGuard;
   memory_.reset(allocate(total_));
   for (std::size_t i = 0; i < total_; ++i) memory_.get()[i] = guard_byte(i);
-  std::memset(memory_.get() + begin_, static_cast<int>(kPoison), extent_);
+  std::memset(memory_.get() + begin_, static_cast<int>(poison_of(dtype)), extent_);
   v.data = memory_.get() + begin_;
   if (layout.reversed)
     for (int i = 0; i < v.ndim; ++i)
@@ -121,7 +123,7 @@ bool Buffer::guards_intact() const {
     for (std::size_t i = 0; i < size; ++i) element[first + i] = true;
   });
   for (std::size_t i = 0; i < extent_; ++i)
-    if (!element[i] && p[begin_ + i] != kPoison) return false;
+    if (!element[i] && p[begin_ + i] != poison_of(view_.dtype)) return false;
   return true;
 }
 

@@ -30,6 +30,7 @@ inline constexpr const char* kPathForward[] = {"attn.path.plain.forward", "attn.
 inline constexpr const char* kPathBackward[] = {"attn.path.plain.backward", "attn.path.gated.backward"};
 inline constexpr const char* kNsaForward[] = {"attn.nsa.forward"};
 inline constexpr const char* kNsaBackward[] = {"attn.nsa.backward"};
+inline constexpr const char* kNsaChoose[] = {"attn.nsa.choose"};
 inline constexpr const char* kWallDecode[] = {"attn.wall.decode"};
 inline constexpr const char* kWallCache[] = {"attn.wall.cache"};
 
@@ -93,6 +94,13 @@ inline constexpr CpuEngine<NsaProblem, NsaProblem> kNsaBranches = {
 };
 
 // Without a backward.
+inline constexpr CpuEngine<NsaProblem, NsaProblem> kNsaChoiceReference = {
+    kReference, "attn.rows", detail::kRowsPass<NsaProblem, reference::nsa_choose>, {}};
+inline constexpr CpuEngine<NsaProblem, NsaProblem> kNsaChoice = {
+    "cpu",
+    "attn.nsa",
+    {detail::kNsaChoose, detail::only_kernel<NsaProblem>, cpu::nsa_choose_workspace, cpu::nsa_choose},
+    {}};
 inline constexpr CpuEngine<WallDecodeProblem, WallDecodeProblem> kWallDecodeReference = {
     kReference, "attn.rows", detail::kRowsPass<WallDecodeProblem, reference::wall_decode>, {}};
 inline constexpr CpuEngine<WallDecodeProblem, WallDecodeProblem> kWallDecodeCpu = {

@@ -28,6 +28,9 @@ struct NsaProblem : AttnProblem {
   TensorView indices;                 // [B, TQ, H, slots] I32 or I64 on the host, -1: empty; absent: chosen by (2)
   TensorView counts;                  // [B, TQ, H] I32 or I64 on the host: how many entries count; absent: all
   TensorView dg_cmp, dg_slc, dg_swa;  // [B, TQ, HQ]
+  // The choice (2) alone: k is then [B, C, H, K], the means themselves, while TK counts tokens.
+  bool pooled_keys = false;
+  TensorView chosen;  // [B, TQ, H, slots] I32 or I64 on the host: in increasing order, then -1
 
   NsaProblem() = default;
   explicit NsaProblem(const AttnProblem& p) : AttnProblem(p) {}
@@ -49,6 +52,13 @@ struct NsaProblem : AttnProblem {
     row.stride[0] = t.ndim > 3 ? t.stride[3] : 0;
     return read_index(row, s);
   }
+  void choose(std::int64_t b, std::int64_t i, std::int64_t h, std::int64_t s, std::int64_t index) const {
+    std::byte* to = chosen.at(b, i, h, s);
+    if (chosen.dtype == DType::I32)
+      *reinterpret_cast<std::int32_t*>(to) = static_cast<std::int32_t>(index);
+    else
+      *reinterpret_cast<std::int64_t*>(to) = index;
+  }
   std::int64_t count(const AttnSpan& s, std::int64_t i, std::int64_t kv) const {
     return counts ? std::clamp<std::int64_t>(entry(counts, s.row, s.q_begin + i, kv), 0, slots) : slots;
   }
@@ -57,6 +67,7 @@ struct NsaProblem : AttnProblem {
 namespace reference {
 Status nsa_forward(const NsaProblem& p, ThreadPool& pool);
 Status nsa_backward(const NsaProblem& p, ThreadPool& pool);
+Status nsa_choose(const NsaProblem& p, ThreadPool& pool);
 }  // namespace reference
 
 namespace cpu {
@@ -64,6 +75,8 @@ std::size_t nsa_forward_workspace(const NsaProblem& p, int threads);
 Status nsa_forward(const NsaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 std::size_t nsa_backward_workspace(const NsaProblem& p, int threads);
 Status nsa_backward(const NsaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
+std::size_t nsa_choose_workspace(const NsaProblem& p, int threads);
+Status nsa_choose(const NsaProblem& p, ThreadPool& pool, std::span<std::byte> workspace);
 }  // namespace cpu
 
 }  // namespace fla

@@ -401,6 +401,10 @@ struct NsaHead {
   NsaHead(const NsaProblem& problem, std::int64_t sequence, std::int64_t head)
       : p(problem), span(p.sequence(sequence)), kv(head), K(p.K), V(p.V), L(span.k_length), n(p.block) {
     blocks = (L + n - 1) / n;
+    if (p.pooled_keys) {
+      kc = rows(p.k, span.row, p.first_block(sequence), blocks, kv, K);
+      return;
+    }
     k = rows(p.k, span.row, span.k_begin, L, kv, K);
     v = rows(p.v, span.row, span.k_begin, L, kv, V);
     kc = pooled(k, K);
@@ -557,6 +561,20 @@ Status nsa_forward(const NsaProblem& p, ThreadPool& pool) {
 
 Status nsa_backward(const NsaProblem& p, ThreadPool& pool) {
   pool.run(p.N * p.H, [&](std::int64_t task, int) { nsa_one(p, task / p.H, task % p.H, true); });
+  return {};
+}
+
+Status nsa_choose(const NsaProblem& p, ThreadPool& pool) {
+  pool.run(p.N * p.H, [&](std::int64_t task, int) {
+    const NsaHead x(p, task / p.H, task % p.H);
+    for (std::int64_t i = 0; i < x.span.q_length; ++i) {
+      std::vector<std::int64_t> found = x.list(i);
+      std::sort(found.begin(), found.end());
+      found.resize(static_cast<std::size_t>(p.slots), -1);
+      for (std::int64_t s = 0; s < p.slots; ++s)
+        p.choose(x.span.row, x.span.q_begin + i, x.kv, s, found[static_cast<std::size_t>(s)]);
+    }
+  });
   return {};
 }
 

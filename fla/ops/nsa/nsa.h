@@ -57,15 +57,30 @@ struct NsaCompressionBackwardArgs : NsaCompressionArgs {  // outputs are not rea
   TensorView dq, dk_cmp, dv_cmp;                          // as q, k_cmp, v_cmp
 };
 
+// The choice of blocks alone, over keys that are pooled already. Blocks 0, the query's own and the one before it are in
+// every list; the best others fill it.
+struct NsaTopkArgs {
+  TensorView q;                    // [B, T, HQ, K] F32, F16, BF16 (F64: reference only)
+  TensorView k_cmp;                // [B, C, H, K] as q; C as in NsaCompressionArgs
+  std::optional<std::int64_t> TK;  // as in NsaCompressionArgs
+  std::int64_t block_count = 16;   // S
+  std::int64_t block_size = 64;
+  std::optional<double> scale;  // default K^(-1/2)
+  TensorView cu_seqlens;        // [N + 1] I32 or I64, B = 1, in tokens
+  TensorView block_indices;     // [B, T, H, S] I32 or I64: in increasing order, then -1
+};
+
 inline constexpr FunctionId<NsaArgs> kParallelNsa{"parallel_nsa"};
 inline constexpr FunctionId<NsaBackwardArgs> kParallelNsaBackward{"parallel_nsa_backward"};
 inline constexpr FunctionId<NsaCompressionArgs> kParallelNsaCompression{"parallel_nsa_compression"};
 inline constexpr FunctionId<NsaCompressionBackwardArgs> kParallelNsaCompressionBackward{
     "parallel_nsa_compression_backward"};
+inline constexpr FunctionId<NsaTopkArgs> kParallelNsaTopk{"parallel_nsa_topk"};
 
 FLA_API extern const Function<NsaArgs> parallel_nsa;
 FLA_API extern const Function<NsaBackwardArgs> parallel_nsa_backward;
 FLA_API extern const Function<NsaCompressionArgs> parallel_nsa_compression;
 FLA_API extern const Function<NsaCompressionBackwardArgs> parallel_nsa_compression_backward;
+FLA_API extern const Function<NsaTopkArgs> parallel_nsa_topk;
 
 }  // namespace fla

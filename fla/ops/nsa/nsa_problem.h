@@ -12,6 +12,7 @@ namespace fla {
 inline constexpr std::tuple kNsaFunctions{chunk_form(kParallelNsa, kParallelNsaBackward)};
 inline constexpr std::tuple kNsaCompressionFunctions{
     chunk_form(kParallelNsaCompression, kParallelNsaCompressionBackward)};
+inline constexpr std::tuple kNsaTopkFunctions{step_form(kParallelNsaTopk)};
 
 inline NsaProblem to_problem(const NsaArgs& a) {
   NsaProblem p(attn_problem(a.q, a.k, a.v, a.scale, a.cu_seqlens));
@@ -61,6 +62,16 @@ inline AttnProblem to_problem(const NsaCompressionBackwardArgs& a) {
   p.dq = a.dq;
   p.dk = a.dk_cmp;
   p.dv = a.dv_cmp;
+  return p;
+}
+
+inline NsaProblem to_problem(const NsaTopkArgs& a) {
+  NsaProblem p(attn_problem(a.q, a.k_cmp, a.k_cmp, a.scale, a.cu_seqlens));
+  p.pooled_keys = true;
+  p.TK = a.TK.value_or(p.TQ);
+  p.block = a.block_size;
+  p.slots = a.block_count;
+  p.chosen = a.block_indices;
   return p;
 }
 

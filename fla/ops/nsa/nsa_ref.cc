@@ -6,6 +6,7 @@ namespace fla {
 void register_nsa_ref(Registry& r) {
   register_reference(r, kNsaFunctions, kNsaReference);
   register_reference(r, kNsaCompressionFunctions, kAttnReference);
+  register_reference(r, kNsaTopkFunctions, kNsaChoiceReference);
 }
 
 }  // namespace fla

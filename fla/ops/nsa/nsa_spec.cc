@@ -26,6 +26,12 @@ Status check_pair(const NsaArgs& a) {
   return {};
 }
 
+Status check_block_size(std::int64_t size, std::int64_t count) {
+  if (size >= 2 * count) return {};
+  return refused("block_size", "expected at least twice block_counts = " + number(count) +
+                                   " where blocks are chosen, got " + number(size));
+}
+
 Status check(const NsaArgs& a, const Dims& d, bool backward) {
   if (Status s = check_query_groups(d); !s) return s;
   if (Status s = check_pair(a); !s) return s;
@@ -41,13 +47,11 @@ Status check(const NsaArgs& a, const Dims& d, bool backward) {
   if (a.block_indices) return {};
   if (!a.g_cmp) return refused("block_indices", "needed without g_cmp, which chooses them, but neither was given");
   if (a.block_counts) return refused("block_counts", "given without block_indices, whose entries it counts");
-  if (a.block_size < 2 * a.block_count)
-    return refused("block_size", "expected at least twice block_counts = " + number(a.block_count) +
-                                     " where blocks are chosen, got " + number(a.block_size));
-  return {};
+  return check_block_size(a.block_size, a.block_count);
 }
 
-std::int64_t pooled(const NsaCompressionArgs& a, const Dims& d) {
+template <typename A>
+std::int64_t pooled(const A& a, const Dims& d) {
   const std::int64_t n = a.block_size;
   if (n < 1 || d["T"] < 0) return -1;
   if (!a.cu_seqlens) return (a.TK.value_or(d["T"]) + n - 1) / n;
@@ -60,6 +64,17 @@ std::int64_t pooled(const NsaCompressionArgs& a, const Dims& d) {
     blocks += (length + n - 1) / n;
   }
   return blocks;
+}
+
+// Beside what the tables say of queries over pooled keys.
+template <typename A>
+Status check_pooled(const A& a, const Dims& d) {
+  if (Status bad = check_query_groups(d); !bad) return bad;
+  if (a.TK && a.cu_seqlens && *a.TK != a.q.dim(1))
+    return refused("TK", "expected the " + number(a.q.dim(1)) + " tokens that cu_seqlens cuts, got " + number(*a.TK));
+  if (a.TK && *a.TK < a.q.dim(1))
+    return refused("TK", "expected at least the " + number(a.q.dim(1)) + " queries, got " + number(*a.TK));
+  return {};
 }
 
 // Keys that the three branches read: all as means, some by selection; the window is left out.
@@ -127,18 +142,34 @@ void register_nsa_spec(Registry& r) {
     s.flag("block_size", &A::block_size, {.def = std::int64_t{64}, .min = 1}, "tokens of a block");
     s.flag("scale", &A::scale, "multiplies <q, k>; default K^(-1/2)");
     add_boundaries(s);
-    s.derive("C", pooled);
+    s.derive("C", pooled<A>);
     s.out("o", &A::o, "B T HQ V", &G::do_, {.doc = "output; zeros where no block has passed"});
     s.out("lse", &A::lse, "B T HQ", nullptr, {.types = Types::Acc, .doc = "natural logarithm of the denominator"});
     s.max_dim("V", 0).tolerance(0.005).family_export();
-    s.check([](const A& a, const Dims& d) {
-      if (Status bad = check_query_groups(d); !bad) return bad;
-      if (a.TK && a.cu_seqlens) return refused("TK", "given beside cu_seqlens, which tells the tokens");
-      if (a.TK && *a.TK < a.q.dim(1))
-        return refused("TK", "expected at least the " + number(a.q.dim(1)) + " queries, got " + number(*a.TK));
-      return Status();
-    });
+    s.check(check_pooled<A>);
     s.doc("The compressed branch of native sparse attention, over pooled keys and values.", kSource);
+    r.add(s);
+  }
+  {
+    using A = NsaTopkArgs;
+    OpSpec<A> s(kParallelNsaTopk, "nsa");
+    s.in("q", &A::q, "B T HQ K", nullptr, {.doc = "queries"})
+        .in("k_cmp", &A::k_cmp, "B C H K", nullptr, {.doc = "means of the keys of each block"});
+    s.flag("TK", &A::TK, {.min = 0}, "tokens of a dense sequence, the last of which are queries; default as many");
+    s.flag("block_counts", &A::block_count, {.def = std::int64_t{16}, .min = 1}, "S: entries of a list");
+    s.flag("block_size", &A::block_size, {.def = std::int64_t{64}, .min = 1}, "tokens of a block");
+    s.flag("scale", &A::scale, "multiplies <q, k>; default K^(-1/2)");
+    add_boundaries(s);
+    s.derive("C", pooled<A>);
+    s.derive("S", [](const A& a, const Dims&) { return a.block_count; });
+    s.out("block_indices", &A::block_indices, "B T H S", nullptr,
+          {.types = Types::Index, .doc = "blocks that a query reads, in increasing order, then -1"});
+    s.family_export();
+    s.check([](const A& a, const Dims& d) {
+      if (Status bad = check_pooled(a, d); !bad) return bad;
+      return check_block_size(a.block_size, a.block_count);
+    });
+    s.doc("The choice of blocks of native sparse attention, over pooled keys.", kSource);
     r.add(s);
   }
 }

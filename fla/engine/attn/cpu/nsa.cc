@@ -257,6 +257,26 @@ HWY_INLINE void gated_rows(const Rows& x, const Rows& gate, double absent, std::
   }
 }
 
+// What the choice of one head takes.
+struct Choice {
+  float *q = nullptr, *row = nullptr;        // [kp]
+  float *share = nullptr, *score = nullptr;  // [blocks]
+  std::int64_t* list = nullptr;              // [slots]
+
+  void carve(Arena& arena, const NsaProblem& p) {
+    for (float** x : {&q, &row}) *x = arena.floats(pad_up(p.K));
+    for (float** x : {&share, &score}) *x = arena.floats(p.TK / p.block + 2);
+    list = arena.take<std::int64_t>(p.slots);
+  }
+};
+
+std::size_t choose_bytes(const NsaProblem& p) {
+  Arena arena;
+  Choice x;
+  x.carve(arena, p);
+  return arena.bytes();
+}
+
 std::size_t tile_bytes(const NsaProblem& p) {
   Arena forward, stats, backward, choice;
   ForwardTiles w;
@@ -264,10 +284,8 @@ std::size_t tile_bytes(const NsaProblem& p) {
   w.carve(stats, p.K, p.V, false, false, true);
   SelectedGradients g;
   g.carve(backward, p);
-  choice.floats(2 * pad_up(p.K));
-  choice.floats(2 * (p.TK / p.block + 2));
   choice.floats(4 * pad_up(std::max(p.K, p.V)) + p.HQ * pad_up(p.V));
-  return std::max({forward.bytes(), stats.bytes(), backward.bytes(), choice.bytes()});
+  return std::max({forward.bytes(), stats.bytes(), backward.bytes(), choice.bytes(), choose_bytes(p)});
 }
 
 void pool(const NsaProblem& p, const TensorView& kc, const TensorView& vc, ThreadPool& threads, std::byte* scratch,
@@ -286,18 +304,22 @@ void pool(const NsaProblem& p, const TensorView& kc, const TensorView& vc, Threa
   });
 }
 
+// Into p.chosen, or, where that is absent, into list [B, TQ, H, slots].
 void select(const NsaProblem& p, const TensorView& kc, std::int64_t* list, ThreadPool& threads, std::byte* scratch,
             std::size_t bytes) {
   run_items(threads, p.N * p.H, std::max<std::int64_t>(threads.size(), 1), [&](std::int64_t item, std::int64_t slot) {
     Arena arena(scratch + static_cast<std::size_t>(slot) * bytes);
-    const std::int64_t n = item / p.H, kv = item % p.H, kp = pad_up(p.K), most = p.TK / p.block + 2;
-    float *q = arena.floats(2 * kp), *share = arena.floats(2 * most);
+    const std::int64_t n = item / p.H, kv = item % p.H;
+    Choice x;
+    x.carve(arena, p);
     const AttnSpan s = p.sequence(n);
-    const std::int64_t begin = p.first_block(n);
-    const Rows rows = head_rows(kc, s.row, begin, s.k_length, kv);
-    for (std::int64_t i = 0; i < s.q_length; ++i)
-      choose(p, s, kv, i, rows, q, q + kp, share, share + most,
-             list + ((s.row * p.TQ + s.q_begin + i) * p.H + kv) * p.slots);
+    const Rows rows = head_rows(kc, s.row, p.first_block(n), s.k_length, kv);
+    for (std::int64_t i = 0; i < s.q_length; ++i) {
+      const std::int64_t at = s.q_begin + i;
+      std::int64_t* to = list == nullptr ? x.list : list + ((s.row * p.TQ + at) * p.H + kv) * p.slots;
+      choose(p, s, kv, i, rows, x.q, x.row, x.share, x.score, to);
+      for (std::int64_t e = 0; list == nullptr && e < p.slots; ++e) p.choose(s.row, at, kv, e, to[e]);
+    }
   });
 }
 
@@ -382,6 +404,7 @@ namespace fla::cpu {
 HWY_EXPORT(tile_bytes);
 HWY_EXPORT(pool);
 HWY_EXPORT(select);
+HWY_EXPORT(choose_bytes);
 HWY_EXPORT(gate);
 HWY_EXPORT(add_buffers);
 HWY_EXPORT(selected);
@@ -564,6 +587,18 @@ Status nsa_backward(const NsaProblem& p, ThreadPool& threads, std::span<std::byt
   HWY_DYNAMIC_DISPATCH(store_gradient)(x.view(x.sum_q, p.TQ, p.HQ, p.K), p.dq);
   HWY_DYNAMIC_DISPATCH(store_gradient)(x.view(x.sum_k, p.TK, p.H, p.K), p.dk);
   HWY_DYNAMIC_DISPATCH(store_gradient)(x.view(x.sum_v, p.TK, p.H, p.V), p.dv);
+  return {};
+}
+
+std::size_t nsa_choose_workspace(const NsaProblem& p, int threads) {
+  return HWY_DYNAMIC_DISPATCH(choose_bytes)(p) * static_cast<std::size_t>(std::max(threads, 1));
+}
+
+Status nsa_choose(const NsaProblem& p, ThreadPool& threads, std::span<std::byte> workspace) {
+  if (workspace.size() < nsa_choose_workspace(p, threads.size()))
+    return {Code::OutOfMemory, "nsa_choose: workspace too small"};
+  if (p.chosen)
+    HWY_DYNAMIC_DISPATCH(select)(p, p.k, nullptr, threads, workspace.data(), HWY_DYNAMIC_DISPATCH(choose_bytes)(p));
   return {};
 }
 
