@@ -762,14 +762,15 @@ delta_chunk_kernel(const DeltaArgs p, const DeltaChunkSpace<T> w, int stages) {
         if (i > half) break;
         FragB<T> b[2];
         load_b_at<false>(b[0], b[1], scores + 16 * i);
-        FLA_UNROLL
-        for (int t = 0; t < TILES; ++t) {
-          if (!finite && i == half) {
-            add_upper_exact<false>(o[t][0], o[t][1], a[t][i], b);
-            continue;
+        if (finite || i < half) {
+          FLA_UNROLL
+          for (int t = 0; t < TILES; ++t) {
+            mma(o[t][0], a[t][i], b[0]);
+            mma(o[t][1], a[t][i], b[1]);
           }
-          mma(o[t][0], a[t][i], b[0]);
-          mma(o[t][1], a[t][i], b[1]);
+        } else {
+          FLA_UNROLL
+          for (int t = 0; t < TILES; ++t) add_upper_exact<false>(o[t][0], o[t][1], a[t][i], b);
         }
       }
     };
