@@ -235,12 +235,18 @@ delta_token_again_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
 // behind it have gathered by rounding ends there.
 constexpr float kClosedGate = -18.0F;
 
+// The gates' sums are differences of larger numbers, and every token's gradient holds the rounding errors of all behind
+// it: they are formed in double.
+constexpr int kGradientSums = 8 * (static_cast<int>(kKeptTokens) + kTokenWarps);
+constexpr std::size_t kGradientBytes = kGradientSums + 8 * kKeptTokens;
+
 // A block per (place, key head).
 FLA_KERNEL(kTokenThreads, 1)
 delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
   constexpr int kRows = static_cast<int>(kKeptTokens);
   const Shared<float> sRq = shared<float>(0, kRows), sRk = shared<float>(4 * kRows, kRows),
-                      sX = shared<float>(8 * kRows, kRows), sWarp = shared<float>(12 * kRows, 2 * kTokenWarps);
+                      sWarp = shared<float>(8 * kRows, 2 * kTokenWarps);
+  const Shared<double> sX = shared<double>(kGradientSums, kRows);
   const int group = p.HV / p.H, hk = block_x() % p.H, id = thread_id(), lane = lane_id();
   const int parts = (p.V + kTokenColumns - 1) / kTokenColumns;
   const std::int64_t place = block_x() / p.H;
@@ -287,20 +293,23 @@ delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
     if (id < p.K) {
       const int c = id;
       for (int i = 0; i < parts; ++i) tail += w.tail[((i * w.places + place) * p.HV + hv) * p.K + c];
-      float sum = tail, sum_bias = 0.0F;
+      double sum = tail;
+      float sum_bias = 0.0F;
       for (int r = x.rows - 1; r >= 0; --r) {
         const std::int64_t t = token(r), to = ((s.row * p.T + t) * p.H + hk) * p.K + c;
         const float dq = sum_parts(w.q, t, hv, c), u = sum_parts(w.u, t, hv, c), b = sum_parts(w.b, t, hv, c);
         w.sum_q[to] = (j > 0 ? w.sum_q[to] : 0.0F) + dq;
         w.sum_k[to] = (j > 0 ? w.sum_k[to] : 0.0F) + (u + b);
         if (!channel) continue;
-        sum += p.q.load(s.row, t, hk, c) * sRq.load(r) * dq + p.k.load(s.row, t, hk, c) * sRk.load(r) * (b - u);
+        sum += static_cast<double>(p.q.load(s.row, t, hk, c) * sRq.load(r)) * dq +
+               static_cast<double>(p.k.load(s.row, t, hk, c) * sRk.load(r)) * (b - u);
         const float raw = p.gk.load(s.row, t, hv, c), bias = gate_bias(p, hv, c);
-        if (activate(p, raw, bias, multiplier) < kClosedGate) sum = 0.0F;
+        if (activate(p, raw, bias, multiplier) < kClosedGate) sum = 0.0;
         const GateSlopes g = gate_slopes(p, raw, bias, multiplier);
-        if (p.dg.present()) p.dg.store(sum * g.raw, s.row, t, hv, c);
-        sum_a += sum * g.A_log;
-        sum_bias += sum * g.raw;
+        const auto of_gate = static_cast<float>(sum);
+        if (p.dg.present()) p.dg.store(of_gate * g.raw, s.row, t, hv, c);
+        sum_a += of_gate * g.A_log;
+        sum_bias += of_gate * g.raw;
       }
       if (parameters && channel) w.partials[(place * p.HV + hv) * entries + 1 + c] = sum_bias;
     }
@@ -312,14 +321,15 @@ delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
     }
     if (p.g.present() && !channel) {
       for (int r = warp_id(); r < x.rows; r += kTokenWarps) {
-        float sum = 0.0F;
+        double sum = 0.0;
         for (int c = lane; c < p.K; c += 32) {
           const std::int64_t t = token(r);
           const float u = sum_parts(w.u, t, hv, c), b = sum_parts(w.b, t, hv, c);
-          sum += p.q.load(s.row, t, hk, c) * sRq.load(r) * sum_parts(w.q, t, hv, c) +
-                 p.k.load(s.row, t, hk, c) * sRk.load(r) * (b - u);
+          sum += static_cast<double>(p.q.load(s.row, t, hk, c) * sRq.load(r)) * sum_parts(w.q, t, hv, c) +
+                 static_cast<double>(p.k.load(s.row, t, hk, c) * sRk.load(r)) * (b - u);
         }
-        sum = warp_sum(sum);
+        FLA_UNROLL
+        for (int by = 16; by > 0; by /= 2) sum += shuffle_xor(sum, by);
         if (lane == 0) sX.store(r, sum);
       }
     }
@@ -332,7 +342,8 @@ delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
     }
     sync_threads();
     if (id == 0) {
-      float a = 0.0F, end = 0.0F;
+      float a = 0.0F;
+      double end = 0.0;
       for (int i = 0; i < kTokenWarps; ++i) {
         a += sWarp.load(i);
         end += sWarp.load(kTokenWarps + i);
@@ -341,11 +352,12 @@ delta_token_gradient_kernel(const DeltaBackwardArgs p, const TokenSpace w) {
       for (int r = x.rows - 1; p.g.present() && !channel && r >= 0; --r) {
         end += sX.load(r);
         const float raw = p.g.load(s.row, token(r), hv), gate_offset = gate_bias(p, hv, 0);
-        if (activate(p, raw, gate_offset, multiplier) < kClosedGate) end = 0.0F;
+        if (activate(p, raw, gate_offset, multiplier) < kClosedGate) end = 0.0;
         const GateSlopes g = gate_slopes(p, raw, gate_offset, multiplier);
-        if (p.dg.present()) p.dg.store(end * g.raw, s.row, token(r), hv);
-        a += end * g.A_log;
-        bias += end * g.raw;
+        const auto of_gate = static_cast<float>(end);
+        if (p.dg.present()) p.dg.store(of_gate * g.raw, s.row, token(r), hv);
+        a += of_gate * g.A_log;
+        bias += of_gate * g.raw;
       }
       if (parameters) {
         float* to = w.partials + (place * p.HV + hv) * entries;
@@ -438,7 +450,7 @@ Status delta_token_backward(const DeltaBackwardProblem& p, Stream stream, std::s
   if (const Status g = launch<delta_token_gradient_kernel>({.name = "delta_token_gradient_kernel",
                                                             .grid = {w.places * p.H},
                                                             .threads = kTokenThreads,
-                                                            .shared_bytes = 4 * (3 * kKeptTokens + 2 * kTokenWarps)},
+                                                            .shared_bytes = kGradientBytes},
                                                            stream, delta_args(p), w);
       !g || (!p.dA_log && !p.ddt_bias)) {
     return g;
