@@ -4,6 +4,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -313,8 +314,10 @@ void expect_ok(const Outcome& o, const std::string& what) {
 
 namespace {
 
+using Rounding = std::function<double(const std::string&)>;  // R that rounding of the inputs may cause in a tensor
+
 void compare_all(const Case& c, const std::string& backend, const Outcome& expected, const Outcome& got,
-                 std::vector<std::string>& problems) {
+                 const Rounding& rounding, std::vector<std::string>& problems) {
   const auto say = [&](const std::string& text) { problems.push_back(text); };
   if (!expected.ok()) return say("reference: " + c.text() + "\n  " + expected.problem());
   if (!got.ok()) return say(backend + ": " + c.text() + "\n  " + got.problem());
@@ -323,7 +326,8 @@ void compare_all(const Case& c, const std::string& backend, const Outcome& expec
   Worst& w = worst()[backend + " " + name_of(c.options().dtype)];
   for (const auto& [name, b] : got.tensors) {
     const tools::Difference d = tools::compare(expected[name], b.view(), limits(c, name));
-    if (!d.ok)
+    const auto near = [&] { return rounding && d.R <= kNeighbours * rounding(name); };
+    if (!d.ok && !near())
       say(backend + ": " + c.text() + "\n  " + name + ": " + d.reason + " (block R " + std::to_string(d.block_R) + ")");
     if (d.max_abs <= 1e-6 || d.zero_reference) continue;
     w.block_R = std::max(w.block_R, d.block_R);
@@ -334,17 +338,52 @@ void compare_all(const Case& c, const std::string& backend, const Outcome& expec
   }
 }
 
+// The case in F64, each number of its inputs, as it is or half a unit in the last place of its type further or nearer.
+Case neighbour(const Case& c) {
+  const DType dtype = c.options().dtype;
+  const double unit = dtype == DType::BF16 ? 0x1p-9 : dtype == DType::F16 ? 0x1p-12 : 0x1p-25;
+  Case moved = c.widen(DType::F64);
+  std::uint64_t place = 0;
+  for (const std::string& name : c.input_names()) {
+    if (!is_float(c.input(name).dtype)) continue;
+    std::vector<double> x = tools::values(moved.input(name));
+    for (double& v : x) v *= 1.0 + (tools::uniform(tools::stream_of(1, "neighbour"), place++) < 0.5 ? unit : -unit);
+    const Buffer b = tools::clone(moved.input(name));
+    tools::assign(b.view(), x);
+    moved = moved.with(name, b.view());
+  }
+  return moved;
+}
+
+std::vector<std::string> judge(const Case& c, const std::string& backend, const RunOptions& o, bool backward,
+                               bool rounding) {
+  std::vector<std::string> problems;
+  const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
+  for (const bool pass : backward && !c.spec().backward.empty() ? std::vector<bool>{false, true} : std::vector{false}) {
+    const auto run = [&](const Case& x, const Context& ctx, const RunOptions& with) {
+      return pass ? x.run_backward(ctx, with) : x.run(ctx, with);
+    };
+    const Outcome got = run(c, context(backend), o);
+    if (count_call(!refused(got))) continue;
+    std::optional<std::pair<Outcome, Outcome>> exact;
+    const auto moves = [&](const std::string& name) {
+      if (!exact) exact.emplace(run(c.widen(DType::F64), reference(), {}), run(neighbour(c), reference(), {}));
+      const auto& [at, beside] = *exact;
+      if (!at.ok() || !beside.ok()) return 0.0;
+      return tools::compare(at[name], beside[name], {}).R;
+    };
+    compare_all(c, backend, run(wide, reference(), {}), got, rounding ? Rounding(moves) : Rounding(), problems);
+  }
+  return problems;
+}
+
 }  // namespace
 
 std::vector<std::string> disagreements(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
-  std::vector<std::string> problems;
-  const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
-  const Outcome forward = c.run(context(backend), o);
-  if (!count_call(!refused(forward))) compare_all(c, backend, wide.run(reference()), forward, problems);
-  if (!backward || c.spec().backward.empty()) return problems;
-  const Outcome gradients = c.run_backward(context(backend), o);
-  if (!count_call(!refused(gradients))) compare_all(c, backend, wide.run_backward(reference()), gradients, problems);
-  return problems;
+  return judge(c, backend, o, backward, false);
+}
+std::vector<std::string> disagreements_beyond_rounding(const Case& c, const std::string& backend, const RunOptions& o) {
+  return judge(c, backend, o, true, true);
 }
 
 void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
