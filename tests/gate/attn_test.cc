@@ -79,10 +79,15 @@ TEST(Attn, GatesOfEitherSign) {
 }
 
 TEST(Attn, AWindowAsLongAsTheSequenceIsNone) {
-  const Case c = make_case("parallel_attn", sizes(2, 150, 2, 20, 33)).with("g").prepared();
-  for (const std::int64_t w : {150, 151, 100000}) {
-    expect_same_bits(c.run(context("cpu")), windowed(c, w).run(context("cpu")), c.text());
-    expect_same_bits(c.run_backward(context("cpu")), windowed(c, w).run_backward(context("cpu")), c.text());
+  std::vector<Case> cases = {make_case("parallel_attn", sizes(2, 150, 2, 20, 33)).with("g").with("sink_bias")};
+  for (const char* function : {"parallel_forgetting_attn", "parallel_wall_attn", "parallel_parallax"})
+    cases.push_back(make_case(function, sizes(2, 150, 2, 20, 20)));
+  for (const Case& of : cases) {
+    const Case c = of.prepared();
+    for (const std::int64_t w : {150, 151, 100000}) {
+      expect_same_bits(c.run(context("cpu")), windowed(c, w).run(context("cpu")), c.text());
+      expect_same_bits(c.run_backward(context("cpu")), windowed(c, w).run_backward(context("cpu")), c.text());
+    }
   }
 }
 
@@ -236,6 +241,19 @@ TEST(ForgettingAttn, ZeroGateIsAttn) {
   const Case c = grouped("parallel_forgetting_attn", 4, sizes(2, 150, 2, 20, 33)).fill("g", 0.0).prepared();
   const Case plain = c.without("g").as("parallel_attn");
   expect_equal_families(c, plain, {{"grad.g", "plain attention has none"}});
+}
+
+TEST(ForgettingAttn, DecodeIsTheLastRowOfTraining) {
+  const Case train = grouped("parallel_forgetting_attn", 4, sizes(1, 150, 2, 20, 33));
+  const Outcome o = train.run(context("cpu"));
+  ASSERT_TRUE(o.ok()) << o.problem();
+  for (const std::int64_t n : {1, 64, 65, 150}) {
+    Case step = grouped("attn_decoding_one_step", 4, packed({0, n}, 2, 20, 33));
+    for (const char* input : {"k", "v", "g"}) step = step.with(input, tools::slice(train.input(input), 1, 0, n));
+    const Outcome s = step.with("q", tools::slice(train.input("q"), 1, n - 1, 1)).run(context("cpu"));
+    ASSERT_TRUE(s.ok()) << s.problem();
+    EXPECT_TRUE(tools::same_bits(s["out.o"], tools::slice(o["out.o"], 1, n - 1, 1))) << n << " tokens";
+  }
 }
 
 TEST(ForgettingAttn, TheFirstGateOfASequenceHasNoGradient) {
@@ -529,6 +547,23 @@ TEST(Nsa, AQueryWithoutABlockHasNothingSelected) {
       for (const auto& [name, b] : o.tensors)
         for (const double x : tools::values(b.view())) ASSERT_EQ(x, 0.0) << backend << ": " << name;
     }
+}
+
+TEST(Nsa, BeforeABlockHasPassedNothingIsCompressed) {
+  const std::int64_t n = 16, T = 40;
+  const Case c = grouped("parallel_nsa_compression", 4, sizes(1, T, 2, 12, 17)).flag("block_size", n).with("k_cmp");
+  const Case p = c.with("v_cmp").prepared();
+  expect_agrees(p, "cpu");
+  for (const char* backend : {"cpu", kReference}) {
+    const Outcome o = p.run(context(backend)), d = p.run_backward(context(backend));
+    ASSERT_TRUE(o.ok() && d.ok()) << o.problem() << d.problem();
+    for (const TensorView& t : {o["out.o"], o["out.lse"], d["grad.q"]})
+      for (const double x : tools::values(tools::slice(t, 1, 0, n - 1))) ASSERT_EQ(x, 0.0) << backend;
+    for (const double x : tools::values(tools::slice(o["out.lse"], 1, n - 1, 1))) ASSERT_NE(x, 0.0) << backend;
+    // The last block has not passed at the end either.
+    for (const char* name : {"grad.k_cmp", "grad.v_cmp"})
+      for (const double x : tools::values(tools::slice(d[name], 1, 2, 1))) ASSERT_EQ(x, 0.0) << backend;
+  }
 }
 
 TEST(Nsa, TheLastQueriesOverACacheAreRowsOfTraining) {
