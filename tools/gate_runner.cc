@@ -241,6 +241,8 @@ void take_report(Child& c) {
       TestRecord& record = c.records[name];
       record.exercises = t.value("exercises", "");
       record.backend = t.value("backend", "");
+      record.kernels = t.value("kernels", "");
+      record.coverage = t.value("coverage", "");
       record.taken = std::atoi(t.value("calls_taken", "0").c_str());
       record.refused = std::atoi(t.value("calls_refused", "0").c_str());
       record.failed = t.contains("failures");
@@ -400,12 +402,13 @@ void update_records(const fs::path& file, const std::map<std::string, std::strin
 
 void write_records(const GateResult& g, const fs::path& folder) {
   std::map<std::string, std::string> exercises;
-  std::map<std::string, std::map<std::string, std::string>> refusals;  // by backend
+  std::map<std::string, std::map<std::string, std::string>> refusals, kernels;  // by backend
   for (const auto& [test, r] : g.records) {
     if (r.failed) {
       print(stderr, "gate: {} failed: what is recorded of it stays\n", test);
       continue;
     }
+    if (test.find("/Kernels") != std::string::npos) kernels[r.backend.empty() ? "cpu" : r.backend][test] = r.kernels;
     if (r.backend.empty())
       exercises[test] = r.exercises;
     else
@@ -414,6 +417,7 @@ void write_records(const GateResult& g, const fs::path& folder) {
   }
   // A device's tests are a part of all, and other calls of theirs are recorded where all are run.
   if (g.device == "cpu") update_records(folder / "exercises.txt", exercises, g);
+  for (const auto& [backend, values] : kernels) update_records(folder / ("kernels_" + backend + ".txt"), values, g);
   for (const auto& [backend, values] : refusals) update_records(folder / ("refusals_" + backend + ".txt"), values, g);
 }
 

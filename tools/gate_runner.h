@@ -15,6 +15,8 @@ namespace fla::tools {
 struct TestRecord {
   std::string exercises;  // functions beside the one that it is named after
   std::string backend;    // that it judged alone; empty: those of the CPU
+  std::string kernels;    // that it has cases for
+  std::string coverage;   // "KERNEL TOPIC COUNT" lines of what ran
   int taken = 0, refused = 0;
   bool failed = false;
 };

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "tests/gate/records.h"
@@ -162,14 +163,25 @@ std::string camel(const std::string& operation) {
   return s;
 }
 
+namespace {
+std::string& only_kernel() {
+  static thread_local std::string name;
+  return name;
+}
+}  // namespace
+
+OnlyKernel::OnlyKernel(std::string name) { only_kernel() = std::move(name); }
+OnlyKernel::~OnlyKernel() { only_kernel().clear(); }
+
 const Context& context(const std::string& backend, int threads) {
   static std::mutex mutex;
-  static std::map<std::pair<std::string, int>, std::unique_ptr<Context>> made;
+  static std::map<std::tuple<std::string, int, std::string>, std::unique_ptr<Context>> made;
+  const std::string kernel = backend == kReference ? std::string() : only_kernel();
   const std::lock_guard lock(mutex);
-  auto& c = made[{backend, threads}];
+  auto& c = made[{backend, threads, kernel}];
   if (!c)
     c = std::make_unique<Context>(
-        ContextOptions{.threads = threads, .backend = backend, .poison = true, .strict = true});
+        ContextOptions{.threads = threads, .backend = backend, .poison = true, .strict = true, .kernel = kernel});
   return *c;
 }
 
@@ -355,16 +367,19 @@ Case neighbour(const Case& c) {
   return moved;
 }
 
-std::vector<std::string> judge(const Case& c, const std::string& backend, const RunOptions& o, bool backward,
-                               bool rounding) {
+std::vector<std::string> judge(const Case& c, const std::string& backend, const RunOptions& o,
+                               const std::vector<bool>& passes, bool rounding, Outcome* last = nullptr) {
   std::vector<std::string> problems;
   const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
-  for (const bool pass : backward && !c.spec().backward.empty() ? std::vector<bool>{false, true} : std::vector{false}) {
+  for (const bool pass : passes) {
     const auto run = [&](const Case& x, const Context& ctx, const RunOptions& with) {
       return pass ? x.run_backward(ctx, with) : x.run(ctx, with);
     };
-    const Outcome got = run(c, context(backend), o);
-    if (count_call(!refused(got))) continue;
+    Outcome got = run(c, context(backend), o);
+    if (count_call(!refused(got))) {
+      if (last != nullptr) *last = std::move(got);
+      continue;
+    }
     std::optional<std::pair<Outcome, Outcome>> exact;
     const auto moves = [&](const std::string& name) {
       if (!exact) exact.emplace(run(c.widen(DType::F64), reference(), {}), run(neighbour(c), reference(), {}));
@@ -373,6 +388,7 @@ std::vector<std::string> judge(const Case& c, const std::string& backend, const 
       return tools::compare(at[name], beside[name], {}).R;
     };
     compare_all(c, backend, run(wide, reference(), {}), got, rounding ? Rounding(moves) : Rounding(), problems);
+    if (last != nullptr) *last = std::move(got);
   }
   return problems;
 }
@@ -380,10 +396,14 @@ std::vector<std::string> judge(const Case& c, const std::string& backend, const 
 }  // namespace
 
 std::vector<std::string> disagreements(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
-  return judge(c, backend, o, backward, false);
+  return judge(c, backend, o, backward ? passes(c.spec()) : std::vector<bool>{false}, false);
 }
 std::vector<std::string> disagreements_beyond_rounding(const Case& c, const std::string& backend, const RunOptions& o) {
-  return judge(c, backend, o, true, true);
+  return judge(c, backend, o, passes(c.spec()), true);
+}
+std::vector<std::string> disagreements_of_pass(const Case& c, const std::string& backend, bool backward,
+                                               const RunOptions& o, Outcome& got) {
+  return judge(c, backend, o, {backward}, true, &got);
 }
 
 void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {

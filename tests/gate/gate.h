@@ -49,6 +49,14 @@ std::string camel(const std::string& operation);  // "simple_gla" -> "SimpleGla"
 // Strict contexts with poisoned workspaces, made once per (backend, threads).
 const Context& context(const std::string& backend, int threads = 2);
 inline const Context& reference() { return context(kReference); }
+// While it lives, this thread's contexts of backends let only this kernel serve calls.
+class OnlyKernel {
+ public:
+  explicit OnlyKernel(std::string name);
+  ~OnlyKernel();
+  OnlyKernel(const OnlyKernel&) = delete;
+  OnlyKernel& operator=(const OnlyKernel&) = delete;
+};
 // The CPU backends that serve a function, without the reference; or the one that the running test judges. Not empty: a function
 // without one fails its tests.
 std::vector<std::string> backends(const Registry::Entry& e);
@@ -89,6 +97,9 @@ std::vector<std::string> disagreements(const Case& c, const std::string& backend
 inline constexpr double kNeighbours = 4.0;
 std::vector<std::string> disagreements_beyond_rounding(const Case& c, const std::string& backend,
                                                        const RunOptions& o = {});
+// The same of one pass, with what the backend gave.
+std::vector<std::string> disagreements_of_pass(const Case& c, const std::string& backend, bool backward,
+                                               const RunOptions& o, Outcome& got);
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what);
 void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what);
 void expect_ok(const Outcome& o, const std::string& what);

@@ -181,4 +181,30 @@ std::optional<Refusals> recorded_refusals(const std::string& backend, const std:
   return Refusals{std::atoi(it->second[0].c_str()), it->second.size() > 1 && it->second[1] == "none-taken"};
 }
 
+std::vector<std::string> recorded_kernels(const std::string& backend, const std::string& test) {
+  const auto lines = read_records("kernels_" + backend + ".txt");
+  const auto it = lines.find(test);
+  return it != lines.end() ? it->second : std::vector<std::string>();
+}
+
+Names recorded_kernels(const std::string& backend) {
+  Names names;
+  for (const auto& [test, kernels] : read_records("kernels_" + backend + ".txt"))
+    names.insert(kernels.begin(), kernels.end());
+  return names;
+}
+
+Names unreached_kernels(const std::string& backend) {
+  Names names;
+  for (const auto& [kernel, why] : read_records("unreached_" + backend + ".txt")) names.insert(kernel);
+  return names;
+}
+
+Names without_a_case(const std::vector<std::string>& names, const Names& recorded, const Names& unreached) {
+  Names left;
+  for (const auto& n : names)
+    if (!recorded.contains(n) && !unreached.contains(n)) left.insert(n);
+  return left;
+}
+
 }  // namespace fla::gate

@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
 namespace fla::gate {
 
@@ -31,5 +32,13 @@ struct Refusals {
 };
 // Empty where nothing is recorded of the backend.
 std::optional<Refusals> recorded_refusals(const std::string& backend, const std::string& test);
+
+// The kernels of a backend ("cpu", "cuda") that a test has cases for; and all that any test has.
+std::vector<std::string> recorded_kernels(const std::string& backend, const std::string& test);
+Names recorded_kernels(const std::string& backend);
+// Kernels of a backend that no call reaches, each with the reason in records/unreached_BACKEND.txt.
+Names unreached_kernels(const std::string& backend);
+// Of these names those that are in neither list.
+Names without_a_case(const std::vector<std::string>& names, const Names& recorded, const Names& unreached);
 
 }  // namespace fla::gate

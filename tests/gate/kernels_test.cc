@@ -1,0 +1,331 @@
+// Every kernel by its name: calls that reach it, whatever dispatch would choose, in each way that a kernel can go wrong.
+// Which function has the cases of which kernel is recorded (records/kernels_BACKEND.txt, written by --record), so a
+// kernel that no longer has any is a failure, and so is a recorded one that its cases no longer reach.
+#include <atomic>
+#include <cctype>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <set>
+#include <thread>
+
+#include "fla/registry/kernel_name.h"
+#include "tests/gate/gate.h"
+#include "tests/gate/records.h"
+#include "tools/gpu/device.h"
+
+namespace fla::gate {
+namespace {
+
+// A kernel as a function's forward or backward may run it.
+struct Wanted {
+  std::string kernel;
+  bool backward;
+};
+
+std::vector<std::string> listed(const Registry::Entry& e, const std::string& backend) {
+  std::vector<std::string> names;
+  for (const auto& c : e.candidates) {
+    if (c.kernel == nullptr || c.backend->name != backend) continue;
+    const DeviceInfo* gpu = c.backend->limits != nullptr ? c.backend->limits(0) : nullptr;
+    for (const auto& n : c.kernel->kernel_names(gpu)) names.push_back(n);
+  }
+  return names;
+}
+
+std::vector<Wanted> wanted(const Registry::Entry& e, const std::string& backend) {
+  std::vector<Wanted> all;
+  for (const auto& n : listed(e, backend)) all.push_back({n, false});
+  if (const Registry::Entry* b = e.spec.backward.empty() ? nullptr : Registry::global().find(e.spec.backward))
+    for (const auto& n : listed(*b, backend)) all.push_back({n, true});
+  return all;
+}
+
+// The number behind a letter in a name, "k128" or "v64"; 0: there is none.
+std::int64_t part(const std::string& kernel, char letter) {
+  for (std::size_t at = kernel.find('.'); at != std::string::npos; at = kernel.find('.', at + 1))
+    if (at + 2 < kernel.size() && kernel[at + 1] == letter && std::isdigit(kernel[at + 2]) != 0)
+      return std::atoll(kernel.c_str() + at + 2);
+  return 0;
+}
+
+// A call that reaches the kernel: sizes, and what is put into it beside what every call has.
+struct Base {
+  Sizes sizes;
+  CaseOptions options;
+  std::function<Case(const Case&)> with;
+
+  Case make(const std::string& function, const Sizes& s, GateRegime regime = GateRegime::Plain) const {
+    CaseOptions o = options;
+    o.regime = regime;
+    return with(make_case(function, s, o));
+  }
+};
+
+Outcome run_pass(const Case& c, const std::string& backend, bool backward) {
+  return backward ? c.run_backward(context(backend)) : c.run(context(backend));
+}
+
+// What optional inputs and flags may choose another kernel.
+std::vector<std::function<Case(const Case&)>> variants(const FunctionSpec& spec) {
+  std::vector<std::function<Case(const Case&)>> list = {[](const Case& c) { return c; }, with_states};
+  for (const auto& a : spec.args)
+    if (a.role == Role::Input && !a.required && a.types != Types::Index)
+      list.push_back([name = a.name](const Case& c) { return c.has(name) ? c : with_input(c, name); });
+  list.emplace_back([](const Case& c) {  // without what may be absent
+    Case bare = c;
+    for (const auto& a : c.spec().args)
+      if (a.role == Role::Input && !a.required && c.has(a.name)) bare = bare.without(a.name);
+    return bare;
+  });
+  for (const auto& f : spec.flags)
+    if (f.set && f.retired_for.empty() && f.type == FlagSpec::Type::Bool)
+      list.push_back([name = f.name](const Case& c) { return completed(c.flag(name, true), name); });
+  return list;
+}
+
+std::optional<Base> reach(const Registry::Entry& e, const std::string& backend, const Wanted& w) {
+  const FunctionSpec& spec = e.spec;
+  const std::int64_t k = part(w.kernel, 'k'), v = part(w.kernel, 'v');
+  std::vector<DType> types = {DType::F32, DType::BF16, DType::F16};
+  for (const DType t : {DType::BF16, DType::F16})
+    if (w.kernel.find(std::string(".") + short_name(t)) != std::string::npos) types = {t};
+  const std::vector<std::int64_t> ks = k > 0 ? std::vector<std::int64_t>{k, k / 2 + 8} : std::vector<std::int64_t>{20};
+  const std::vector<std::int64_t> vs = v > 0   ? std::vector<std::int64_t>{v, 2 * v, 128, 256}
+                                       : k > 0 ? std::vector<std::int64_t>{k, 64, 128, 256, 17}
+                                               : std::vector<std::int64_t>{17};
+  const OnlyKernel only(w.kernel);
+  for (const auto& with : variants(spec))
+    for (const std::int64_t T : {70, 300})
+      for (const DType t : types)
+        for (const std::int64_t K : ks)
+          for (const std::int64_t V : vs) {
+            const Sizes s = sizes(1, T, 2, K, V);
+            if (!allows(spec, s)) continue;
+            Base b{s, {.dtype = t}, with};
+            try {
+              const Outcome o = run_pass(b.make(spec.name, s), backend, w.backward);
+              if (o.ok() && o.backend == backend && KernelName(o.kernel).has(w.kernel)) return b;
+            } catch (const std::invalid_argument&) {
+              // No such call of this function.
+            }
+          }
+  return std::nullopt;
+}
+
+using Topics = std::vector<std::pair<const char*, std::vector<Case>>>;
+
+// The cases of a kernel by topic. `few`: those of the emulated GPU, where a call takes a second.
+Topics topics(const Registry::Entry& e, const Base& b, bool few) {
+  const FunctionSpec& spec = e.spec;
+  Topics all;
+  const auto add = [&](const char* topic, const std::function<void(std::vector<Case>&)>& fill) {
+    std::vector<Case> cases;
+    try {
+      fill(cases);
+    } catch (const std::invalid_argument&) {
+      // The function has no such input or flag.
+    }
+    if (!cases.empty()) all.emplace_back(topic, std::move(cases));
+  };
+  const auto sized = [&](const std::function<void(Sizes&)>& change, GateRegime regime = GateRegime::Plain) {
+    Sizes s = b.sizes;
+    change(s);
+    return b.make(spec.name, s, regime);
+  };
+  const std::int64_t T = b.sizes.T;
+  add("lengths", [&](std::vector<Case>& to) {
+    const std::vector<std::int64_t> lengths =
+        few ? std::vector<std::int64_t>{33}
+            : std::vector<std::int64_t>{1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, T};
+    for (const std::int64_t n : lengths) to.push_back(sized([&](Sizes& s) { s.T = n; }));
+    if (T > 129) to.push_back(sized([](Sizes&) {}));
+  });
+  if (takes(spec, "cu_seqlens"))
+    add("packed", [&](std::vector<Case>& to) {
+      to.push_back(sized([&](Sizes& s) { s.cu_seqlens = {0, 0, 1, 17, 17, 64, T + 61, T + 61}; }, GateRegime::Mild));
+      if (!few) to.push_back(sized([&](Sizes& s) { s.cu_seqlens = {0, T, 2 * T + 1}, s.index = DType::I32; }));
+    });
+  add("heads", [&](std::vector<Case>& to) {
+    for (const std::int64_t group : few ? std::vector<std::int64_t>{2} : std::vector<std::int64_t>{2, 3}) {
+      if (takes_dim(spec, "HV")) to.push_back(sized([&](Sizes& s) { s.HV = group * s.H; }));
+      if (takes_dim(spec, "HQ")) to.push_back(sized([&](Sizes& s) { s.HQ = group * s.H; }));
+    }
+  });
+  if (!gates(b.make(spec.name, b.sizes)).empty())
+    add("gates", [&](std::vector<Case>& to) {
+      for (const GateRegime r : tools::kGateRegimes)
+        if (r != GateRegime::Plain && (!few || r == GateRegime::Extreme)) to.push_back(sized([](Sizes&) {}, r));
+    });
+  if (few) return all;
+  for (const auto& f : spec.flags) {
+    if (!f.set || !f.retired_for.empty()) continue;
+    add("flags", [&](std::vector<Case>& to) {
+      const Case c = sized([](Sizes&) {});
+      if (f.type == FlagSpec::Type::Bool) to.push_back(completed(c.flag(f.name, true), f.name));
+    });
+  }
+  add("states", [&](std::vector<Case>& to) { to.push_back(with_states(sized([](Sizes&) {}))); });
+  add("strides", [&](std::vector<Case>& to) {
+    for (const Layout& l : {Layout{.row_pad = 8}, Layout{.row_pad = 3}, Layout{.last_stride = 2}}) {
+      Case c = sized([](Sizes&) {});
+      for (const auto& name : c.input_names())
+        if (is_float(c.input(name).dtype) && c.input(name).ndim > 2) c = c.layout(name, l);
+      to.push_back(c);
+    }
+  });
+  return all;
+}
+
+bool legal(const Case& c, bool backward) {
+  const Outcome o = backward ? c.run_backward(reference()) : c.run(reference());
+  return o.status.code() != Code::InvalidArgument;
+}
+
+// Rows of an output that a NaN in every input's later tokens has reached; -1: none before `from`.
+std::int64_t reached_by_later(const Case& c, const std::string& backend, std::int64_t from) {
+  Case late = c;
+  for (const auto& name : c.input_names()) {
+    const ArgSpec* a = c.spec().find_arg(name);
+    if (!is_float(c.input(name).dtype) || a->dims.size() < 2 || a->dims[1] != "T") continue;
+    const Buffer b = tools::clone(c.input(name));
+    std::vector<double> x = tools::values(b.view());
+    const std::size_t row = x.size() / static_cast<std::size_t>(c.sizes().T);
+    for (std::size_t i = static_cast<std::size_t>(from) * row; i < x.size(); ++i)
+      x[i] = std::numeric_limits<double>::quiet_NaN();
+    tools::assign(b.view(), x);
+    late = late.with(name, b.view());
+  }
+  const Outcome plain = c.run(context(backend)), with_nan = late.run(context(backend));
+  if (!plain.ok() || !with_nan.ok() || !plain.has("out.o")) return -1;
+  const std::vector<double> x = tools::values(plain["out.o"]), y = tools::values(with_nan["out.o"]);
+  const std::size_t row = x.size() / static_cast<std::size_t>(c.sizes().T);
+  for (std::size_t i = 0; i < static_cast<std::size_t>(from) * row; ++i)
+    if (x[i] != y[i]) return static_cast<std::int64_t>(i / row);
+  return -1;
+}
+
+class Counts {
+ public:
+  void add(const std::string& kernel, const char* topic, int n = 1) { counts_[kernel][topic] += n; }
+  std::string text() const {
+    std::string s;
+    for (const auto& [kernel, topics] : counts_)
+      for (const auto& [topic, n] : topics) s += kernel + " " + topic + " " + std::to_string(n) + "\n";
+    return s;
+  }
+
+ private:
+  std::map<std::string, std::map<std::string, int>> counts_;
+};
+
+void judge_kernel(const Registry::Entry& e, const std::string& backend, const Wanted& w, const Base& b, bool few,
+                  Counts& counts) {
+  const OnlyKernel only(w.kernel);
+  for (const auto& [topic, cases] : topics(e, b, few))
+    for (const Case& c : cases) {
+      Outcome got;
+      const auto problems = disagreements_of_pass(c, backend, w.backward, {}, got);
+      if (got.status.code() == Code::Unsupported) continue;  // not a call of this kernel's
+      if (got.status.code() == Code::InvalidArgument && !legal(c, w.backward)) continue;
+      for (const auto& problem : problems) ADD_FAILURE() << w.kernel << ", " << topic << ": " << problem;
+      EXPECT_TRUE(KernelName(got.kernel).has(w.kernel))
+          << topic << ": a case made for " << w.kernel << " reached " << got.kernel << ": " << c.text();
+      counts.add(w.kernel, topic);
+    }
+  if (few) return;
+  const Case c = b.make(e.spec.name, b.sizes);
+  const Outcome once = run_pass(c, backend, w.backward);
+  if (!once.ok()) return;
+  expect_same_bits(once, run_pass(c, backend, w.backward), w.kernel + ", reruns");
+  counts.add(w.kernel, "reruns");
+  // Two threads at once, each on memory of its own.
+  std::vector<Outcome> both(2);
+  {
+    std::vector<std::thread> threads;
+    for (Outcome& o : both)
+      threads.emplace_back([&] {
+        const OnlyKernel mine(w.kernel);
+        o = run_pass(c, backend, w.backward);
+      });
+    for (auto& t : threads) t.join();
+  }
+  for (const Outcome& o : both) expect_same_bits(once, o, w.kernel + ", two threads");
+  counts.add(w.kernel, "threads");
+  // One output alone has the same bits as among all.
+  for (const auto& [name, tensor] : once.tensors) {
+    const RunOptions one{.only = {name}};
+    const Outcome o = w.backward ? c.run_backward(context(backend), one) : c.run(context(backend), one);
+    if (o.status.code() == Code::Unsupported || o.status.code() == Code::InvalidArgument) continue;
+    EXPECT_TRUE(o.ok()) << w.kernel << ", " << name << " alone: " << o.problem();
+    if (!o.ok() || o.kernel != once.kernel || !o.has(name)) continue;
+    EXPECT_TRUE(tools::same_bits(tensor.view(), o[name])) << w.kernel << ": " << name << " alone has other bits";
+    counts.add(w.kernel, "subsets");
+  }
+  const bool causal = !w.backward && takes_dim(e.spec, "T") && c.sizes().T > 41 && !c.has_flag("reverse") &&
+                      !takes(e.spec, "block_indices");
+  if (!causal) return;
+  EXPECT_EQ(reached_by_later(c, backend, 41), -1) << w.kernel << ": a later NaN reaches an earlier row: " << c.text();
+  counts.add(w.kernel, "causality");
+}
+
+std::string this_test() {
+  const auto* t = ::testing::UnitTest::GetInstance()->current_test_info();
+  return std::string(t->test_suite_name()) + "." + t->name();
+}
+
+void Kernels(const Registry::Entry& e) {
+  Counts counts;
+  std::string reached;
+  for (const auto& backend : backends(e)) {
+    const bool emulated = backend == "cuda" && tools::gpu::make_timer({}) == nullptr;
+    const std::vector<std::string> recorded = recorded_kernels(backend, this_test());
+    for (const Wanted& w : wanted(e, backend)) {
+      const bool known = std::ranges::find(recorded, w.kernel) != recorded.end();
+      if (!known && !recording()) continue;
+      const std::optional<Base> base = reach(e, backend, w);
+      if (!base) {
+        EXPECT_TRUE(recording()) << backend << ": no call of " << e.spec.name << " reaches " << w.kernel
+                                 << ", which is recorded as having one: write the records again";
+        continue;
+      }
+      if (reached.find(w.kernel + " ") == std::string::npos) reached += w.kernel + " ";
+      if (!recording()) judge_kernel(e, backend, w, *base, emulated, counts);
+    }
+  }
+  if (!reached.empty()) reached.pop_back();
+  ::testing::Test::RecordProperty("kernels", reached);
+  ::testing::Test::RecordProperty("coverage", counts.text());
+}
+
+// Every kernel that this build lists has a case, or a reason why it has none.
+void EveryKernel(const Registry::Entry& e) {
+  if (recording()) return;
+  for (const auto& backend : backends(e)) {
+    const Names recorded = recorded_kernels(backend), unreached = unreached_kernels(backend);
+    std::vector<std::string> names;
+    for (const Wanted& w : wanted(e, backend)) names.push_back(w.kernel);
+    for (const auto& name : without_a_case(names, recorded, unreached))
+      ADD_FAILURE() << backend << ": " << name << " has no case: fla gate " << e.spec.name
+                    << " -k Kernels --record, or say in tests/gate/records/unreached_" << backend
+                    << ".txt why none can be";
+    for (const auto& name : unreached)
+      EXPECT_FALSE(recorded.contains(name)) << backend << ": " << name << " is reached after all";
+  }
+}
+
+TEST(Coverage, AKernelWhoseCaseIsTakenAwayIsFound) {
+  Names recorded = recorded_kernels("cpu");
+  const std::vector<std::string> all(recorded.begin(), recorded.end());
+  ASSERT_FALSE(all.empty());
+  EXPECT_TRUE(without_a_case(all, recorded, {}).empty());
+  recorded.erase(all.front());
+  EXPECT_EQ(without_a_case(all, recorded, {}), Names{all.front()});
+}
+
+const bool registered = for_every_backend("Kernels", Kernels) && for_every_backend("EveryKernel", EveryKernel);
+
+}  // namespace
+}  // namespace fla::gate
