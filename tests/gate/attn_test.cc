@@ -200,6 +200,106 @@ TEST(Attn, DecodeScalesTheGateWhenAsked) {
   expect_agrees(c.flag("do_gate_scale", true), "cpu");
 }
 
+// Three sequences over a cache: its tokens, and the same in pages that lie backwards among pages of NaN.
+struct Cache {
+  Case slots, pages;
+};
+
+Buffer indices(const tools::Shape& shape, const std::vector<std::int64_t>& x, DType type = DType::I64) {
+  Buffer b(type, shape);
+  tools::assign(b.view(), std::vector<double>(x.begin(), x.end()));
+  return b;
+}
+
+Cache cache(std::int64_t T, std::int64_t TQ, std::int64_t page, const std::vector<std::int64_t>& lengths, DType dtype,
+            DType index) {
+  const auto N = static_cast<std::int64_t>(lengths.size()), M = (T + page - 1) / page, P = N * M + 3;
+  Sizes s = sizes(N, T, 2, 20, 33);
+  s.TQ = TQ;
+  const Case slots = grouped("attn_decode", 4, s, {.dtype = dtype})
+                         .with("g_cache")
+                         .with("sink_bias")
+                         .with("lengths", indices({N}, lengths, index).view());
+  std::vector<std::int64_t> table(static_cast<std::size_t>(N * M), -1);
+  Sizes in_pages = s;
+  in_pages.T = page;
+  in_pages.P = P;
+  Case pages = grouped("attn_decode", 4, in_pages, {.dtype = dtype})
+                   .with("q", slots.input("q"))
+                   .with("sink_bias", slots.input("sink_bias"))
+                   .with("lengths", slots.input("lengths"));
+  for (const char* name : {"k_cache", "v_cache", "g_cache"}) {
+    const TensorView from = slots.input(name);
+    tools::Shape shape(from.dims().begin(), from.dims().end());
+    shape[0] = P;
+    shape[1] = page;
+    const Buffer to(from.dtype, shape);
+    tools::fill(to.view(), std::numeric_limits<double>::quiet_NaN());
+    for (std::int64_t n = 0; n < N; ++n)
+      for (std::int64_t m = 0; m * page < lengths[static_cast<std::size_t>(n)]; ++m) {
+        const std::int64_t at = P - 2 - (n * M + m), rows = std::min(page, T - m * page);
+        table[static_cast<std::size_t>(n * M + m)] = at;
+        const TensorView piece = tools::slice(tools::slice(from, 0, n, 1), 1, m * page, rows);
+        tools::assign(tools::slice(tools::slice(to.view(), 0, at, 1), 1, 0, rows), tools::values(piece));
+      }
+    pages = pages.with(name, to.view());
+  }
+  return {slots, pages.with("block_table", indices({N, M}, table, index).view())};
+}
+
+TEST(Attn, ACacheInPagesIsOneBySlots) {
+  for (const DType dtype : {DType::F32, DType::BF16, DType::F16})
+    for (const std::int64_t page : {1, 16, 64, 100, 150})
+      for (const std::int64_t TQ : {1, 3, 8})
+        for (const std::int64_t w : {0, 1, 40}) {
+          Cache c = cache(150, TQ, page, {150, 0, 67, 5}, dtype, TQ == 3 ? DType::I32 : DType::I64);
+          if (w > 0) c = {windowed(c.slots, w), windowed(c.pages, w)};
+          expect_agrees(c.slots, "cpu");
+          expect_agrees(c.pages, "cpu");
+          expect_same_bits(c.slots.run(context("cpu")), c.pages.run(context("cpu")), c.pages.text());
+        }
+}
+
+TEST(Attn, QueriesOverACacheAreTheLastRowsOfTraining) {
+  const Case train = grouped("parallel_attn", 4, sizes(2, 150, 2, 20, 33)).with("g").with("sink_bias");
+  const Outcome o = train.run(context("cpu"));
+  ASSERT_TRUE(o.ok()) << o.problem();
+  for (const std::int64_t length : {8, 64, 65, 130, 150})
+    for (const std::int64_t n : {1, 2, 8}) {
+      Sizes s = sizes(2, 150, 2, 20, 33);
+      s.TQ = n;
+      const Outcome d = grouped("attn_decode", 4, s)
+                            .with("q", tools::slice(train.input("q"), 1, length - n, n))
+                            .with("k_cache", train.input("k"))
+                            .with("v_cache", train.input("v"))
+                            .with("g_cache", train.input("g"))
+                            .with("sink_bias", train.input("sink_bias"))
+                            .with("lengths", indices({2}, {length, length}).view())
+                            .run(context("cpu"));
+      ASSERT_TRUE(d.ok()) << d.problem();
+      EXPECT_TRUE(tools::same_bits(d["out.o"], tools::slice(o["out.o"], 1, length - n, n))) << n << " of " << length;
+    }
+}
+
+TEST(Attn, ACacheRefusesWhatItCannotHold) {
+  const Cache c = cache(20, 2, 8, {20, 0, 9}, DType::F32, DType::I64);
+  const auto refused = [](const Case& x, const char* name) {
+    for (const char* backend : {"cpu", kReference}) {
+      const Outcome o = x.run(context(backend));
+      EXPECT_EQ(o.status.code(), Code::InvalidArgument) << x.text();
+      EXPECT_NE(o.status.message().find(std::string("attn_decode: ") + name + ": "), std::string::npos)
+          << o.status.message();
+    }
+  };
+  refused(c.slots.with("lengths", indices({3}, {21, 0, 9}).view()), "lengths");
+  refused(c.slots.with("lengths", indices({3}, {20, -1, 9}).view()), "lengths");
+  refused(c.pages.with("lengths", indices({3}, {25, 0, 9}).view()), "lengths");
+  refused(c.pages.without("block_table"), "k_cache");
+  refused(c.pages.with("block_table", indices({3, 3}, {1, 2, 12, -1, -1, -1, 3, 4, -1}).view()), "block_table");
+  refused(c.pages.with("block_table", indices({3, 3}, {1, 2, 3, -1, -1, -1, 4, -1, -1}).view()), "block_table");
+  refused(c.pages.with("block_table", indices({2, 3}, {1, 2, 3, 4, 5, 6}).view()), "block_table");
+}
+
 // Of the gates between blocks that hardly see each other: as small as the decay, and no difference of what is not.
 TEST(Attn, AStrongGateBetweenMildOnesKeepsTheDigitsOfItsGradient) {
   for (const char* function : {"parallel_attn", "parallel_forgetting_attn", "parallel_wall_attn", "parallel_path_attn"})

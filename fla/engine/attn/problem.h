@@ -38,6 +38,11 @@ struct AttnProblem {
   TensorView cu_seqlens_q;  // [N + 1] I32 or I64 on the host; absent: N dense sequences
   TensorView cu_seqlens_k;  // the same for keys; absent: those of the queries
   bool one_query = false;   // query n is the last position of sequence n; cu_seqlens_k alone
+  // A cache: k, v and g are [pages, page, ...], and sequence n has `lengths` tokens in it, of which the queries are the
+  // last. Token j is in page pages[n][j / page]. Without a table page n is all of sequence n.
+  bool cached = false;
+  TensorView pages;    // [N, M] I32 or I64 on the host
+  TensorView lengths;  // [N] I32 or I64 on the host; absent: TK
   double scale = 1.0;
 
   // Which keys a query sees: up to its own position, the last `window` of them, none before its sequence's first_key.
@@ -79,6 +84,11 @@ struct AttnProblem {
 
   AttnSpan sequence(std::int64_t n) const {
     AttnSpan s;
+    if (cached) {
+      s = {n, 0, TQ, 0, lengths ? read_index(lengths, n) : TK, 0};
+      s.offset = s.k_length - TQ;
+      return s;
+    }
     if (!cu_seqlens_q && !cu_seqlens_k) {
       s = {n, 0, TQ, 0, TK, 0};
       s.offset = (pool > 1 ? tokens : TK) - TQ;
@@ -103,6 +113,21 @@ struct AttnProblem {
     }
     s.offset = k_tokens - s.q_length;
     return s;
+  }
+  // Calls fn(row, at, rows, j) for each run of tokens [a, b) of sequence n: `rows` of them from token j on are in x's batch
+  // row, or page, `row` from `at` on.
+  template <typename Fn>
+  void runs(const AttnSpan& s, std::int64_t n, std::int64_t a, std::int64_t b, const Fn& fn) const {
+    if (!pages) {
+      if (b > a) fn(s.row, s.k_begin + a, b - a, a);
+      return;
+    }
+    const std::int64_t page = k.dim(1);
+    for (std::int64_t j = a; j < b;) {
+      const std::int64_t end = std::min(b, (j / page + 1) * page);
+      fn(read_index(pages, n, j / page), j % page, end - j, j);
+      j = end;
+    }
   }
   // The keys that query i of sequence n sees.
   KeyRange visible(const AttnSpan& s, std::int64_t n, std::int64_t i) const {

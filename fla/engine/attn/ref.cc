@@ -30,6 +30,19 @@ Doubles rows(const TensorView& x, std::int64_t row, std::int64_t begin, std::int
   return m;
 }
 
+// The same of tokens [0, length) of sequence n in a cache.
+Doubles key_rows(const AttnProblem& p, const TensorView& x, const AttnSpan& s, std::int64_t n, std::int64_t h,
+                 std::int64_t width) {
+  if (!p.pages) return rows(x, s.row, s.k_begin, s.k_length, h, width);
+  Doubles all;
+  const std::int64_t page = p.k.dim(1);
+  for (std::int64_t j = 0; j < s.k_length; j += page) {
+    const Doubles m = rows(x, read_index(p.pages, n, j / page), 0, std::min(page, s.k_length - j), h, width);
+    all.insert(all.end(), m.begin(), m.end());
+  }
+  return all;
+}
+
 double dot(const double* a, const double* b, std::int64_t n) {
   double sum = 0.0;
   for (std::int64_t i = 0; i < n; ++i) sum += a[i] * b[i];
@@ -56,9 +69,9 @@ struct Head {
     L = span.k_length;
     q = rows(p.q, span.row, span.q_begin, span.q_length, h, K);
     r = rows(p.r, span.row, span.q_begin, span.q_length, h, K);
-    k = rows(p.k, span.row, span.k_begin, L, kv, K);
-    v = rows(p.v, span.row, span.k_begin, L, kv, V);
-    if (p.g) g = rows(p.g, span.row, span.k_begin, L, h, 1);
+    k = key_rows(p, p.k, span, n, kv, K);
+    v = key_rows(p, p.v, span, n, kv, V);
+    if (p.g) g = key_rows(p, p.g, span, n, h, 1);
     if (p.gk) gk = rows(p.gk, span.row, span.k_begin, L, h, K);
     has_sink = p.sink.present();
     b = has_sink ? load(p.sink, h) : 0.0;

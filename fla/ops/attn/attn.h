@@ -45,12 +45,29 @@ struct AttnDecodeArgs {
   TensorView o;                 // [1, N, HQ, V] as q
 };
 
+// A few queries of each sequence, its last positions, over a cache that has their own keys already. A cache by slots is
+// one with pages as long as a sequence may become. A query without any key gives zeros.
+struct AttnCacheArgs {
+  TensorView q;                             // [B, TQ, HQ, K] F32, F16, BF16 (F64: reference only)
+  TensorView k_cache;                       // [P, T, H, K] as q: P pages of T tokens
+  TensorView v_cache;                       // [P, T, H, V] as q
+  TensorView g_cache;                       // [P, T, HQ] any float type: natural log decay; absent = 0
+  std::optional<double> scale;              // multiplies <q, k> only; default K^(-1/2)
+  std::optional<std::int64_t> window_size;  // keys a query sees, itself included; at least 1
+  TensorView block_table;  // [B, M] I32 or I64: a sequence's pages in order; absent: page n is sequence n
+  TensorView lengths;      // [B] I32 or I64: tokens of each sequence; absent: all that there is room for
+  TensorView sink_bias;    // [HQ] any float type: a logit without a value
+  TensorView o;            // [B, TQ, HQ, V] as q
+};
+
 inline constexpr FunctionId<AttnArgs> kParallelAttn{"parallel_attn"};
 inline constexpr FunctionId<AttnBackwardArgs> kParallelAttnBackward{"parallel_attn_backward"};
 inline constexpr FunctionId<AttnDecodeArgs> kAttnDecodingOneStep{"attn_decoding_one_step"};
+inline constexpr FunctionId<AttnCacheArgs> kAttnDecode{"attn_decode"};
 
 FLA_API extern const Function<AttnArgs> parallel_attn;
 FLA_API extern const Function<AttnBackwardArgs> parallel_attn_backward;
 FLA_API extern const Function<AttnDecodeArgs> attn_decoding_one_step;
+FLA_API extern const Function<AttnCacheArgs> attn_decode;
 
 }  // namespace fla

@@ -18,6 +18,33 @@ Status check(const AttnArgs& a, const Dims& d) {
   return check_chunk_indices(a.chunk_indices, a.cu_seqlens, kTile);
 }
 
+// Tables on a device cannot be looked into.
+Status check_cache(const AttnCacheArgs& a, const Dims& d) {
+  if (Status s = check_query_groups(d, "k_cache"); !s) return s;
+  const std::int64_t B = d["B"], P = d["P"], T = d["T"];
+  const auto number = [](std::int64_t n) { return std::to_string(n); };
+  if (!a.block_table && P != B)
+    return refused("k_cache",
+                   "expected a page for each of " + number(B) + " sequences without block_table, got " + number(P));
+  std::int64_t room = T;
+  if (a.block_table && __builtin_mul_overflow(room, d["M"], &room))
+    return refused("block_table", "more tokens than 64 bits can count");
+  const auto on_host = [](const TensorView& t) { return t && t.device.type == DeviceType::Cpu; };
+  for (std::int64_t n = 0; n < B; ++n) {
+    std::int64_t length = room;
+    if (on_host(a.lengths)) length = read_index(a.lengths, n);
+    if (length < 0 || length > room)
+      return refused("lengths", "sequence " + number(n) + ": expected 0 to " + number(room) +
+                                    " tokens, for which there is room, got " + number(length));
+    if (!on_host(a.block_table) || (a.lengths && !on_host(a.lengths))) continue;
+    for (std::int64_t m = 0; T > 0 && m < (length + T - 1) / T; ++m)
+      if (const std::int64_t page = read_index(a.block_table, n, m); page < 0 || page >= P)
+        return refused("block_table", "sequence " + number(n) + ", column " + number(m) +
+                                          ": expected a page from 0 to " + number(P - 1) + ", got " + number(page));
+  }
+  return {};
+}
+
 }  // namespace
 
 void register_attn_spec(Registry& r) {
@@ -54,6 +81,26 @@ void register_attn_spec(Registry& r) {
     s.max_dim("V", 0).tolerance(0.005).family_export();
     s.check([](const A&, const Dims& d) { return check_query_groups(d); });
     s.doc("Softmax attention of one query for each packed sequence: for decoding.", kSource);
+    r.add(s);
+  }
+  {
+    using A = AttnCacheArgs;
+    OpSpec<A> s(kAttnDecode, "attn");
+    s.in("q", &A::q, "B TQ HQ K", nullptr, {.doc = "queries: the last positions of each sequence"})
+        .in("k_cache", &A::k_cache, "P T H K", nullptr, {.doc = "keys in pages of T tokens, the queries' own included"})
+        .in("v_cache", &A::v_cache, "P T H V", nullptr, {.doc = "their values"})
+        .opt_in("g_cache", &A::g_cache, "P T HQ", nullptr, left_out("their natural log decays; absent = 0"));
+    s.flag("scale", &A::scale, "multiplies <q, k>; default K^(-1/2)");
+    add_window(s, 1);
+    s.opt_in("block_table", &A::block_table, "B M", nullptr,
+             left_out("a sequence's pages in order; absent: page n is sequence n", Types::Index));
+    s.opt_in("lengths", &A::lengths, "B", nullptr,
+             left_out("tokens of each sequence; absent: all of its pages", Types::Index));
+    s.opt_in("sink_bias", &A::sink_bias, "HQ", nullptr, left_out("a logit of every query, without a value"));
+    s.out("o", &A::o, "B TQ HQ V", nullptr, {.doc = "output"});
+    s.max_dim("V", 0).tolerance(0.005).family_export();
+    s.check(check_cache);
+    s.doc("Softmax attention of the last queries over a cache by slots or in pages: for decoding.", kSource);
     r.add(s);
   }
 }

@@ -38,10 +38,10 @@ OpSpec<A, G>& add_window(OpSpec<A, G>& s, std::int64_t least) {
                 "keys that a query sees, itself included; default all up to itself");
 }
 
-inline Status check_query_groups(const Dims& d) {
+inline Status check_query_groups(const Dims& d, const char* keys = "k") {
   if (d["H"] > 0 && d["HQ"] % d["H"] != 0)
-    return refused("q", "expected a head count that is a multiple of k's " + std::to_string(d["H"]) + ", got " +
-                            std::to_string(d["HQ"]));
+    return refused("q", "expected a head count that is a multiple of " + std::string(keys) + "'s " +
+                            std::to_string(d["H"]) + ", got " + std::to_string(d["HQ"]));
   return {};
 }
 

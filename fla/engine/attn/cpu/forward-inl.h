@@ -260,9 +260,7 @@ HWY_NOINLINE void forward_tile(const AttnProblem& p, ForwardTiles& w, const Gate
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t K = p.K, kp = pad_up(K), vp = pad_up(p.V), kv = h / p.group(), t0 = i0 + span.offset;
   const float scale = static_cast<float>(p.scale);
-  const Rows q = head_rows(p.q, span.row, span.q_begin, span.q_length, h),
-             k = head_rows(p.k, span.row, span.k_begin, span.k_length, kv),
-             v = head_rows(p.v, span.row, span.k_begin, span.k_length, kv);
+  const Rows q = head_rows(p.q, span.row, span.q_begin, span.q_length, h);
   const double* C = Policy::kGate ? sums.head(p, span, h) : nullptr;
   const double* P = Policy::kChannel ? sums.channels(p, span, h) : nullptr;
 
@@ -290,8 +288,8 @@ HWY_NOINLINE void forward_tile(const AttnProblem& p, ForwardTiles& w, const Gate
     while (ra < rb && (seen(ra).hi <= j0 || seen(ra).empty())) ++ra;
     while (rb > ra && (seen(rb - 1).lo >= to || seen(rb - 1).empty())) --rb;
     if (ra == rb) continue;
-    load_tile(k, j0, from, to, N, K, w.k, kp);
-    load_tile(v, j0, from, to, N, p.V, w.v, vp);
+    load_keys(p, p.k, span, n, kv, j0, from, to, N, K, w.k, kp);
+    load_keys(p, p.v, span, n, kv, j0, from, to, N, p.V, w.v, vp);
     if constexpr (Policy::kChannel) {
       channel_products(w.q, w.qd, t0, ra, rb, w.k, j0, N, P, K, w.qs, w.kd, w.kt, w.e, w.s);
     } else {

@@ -104,10 +104,12 @@ inline void sum_gates(const AttnProblem& p, const GateSums& sums, ThreadPool& po
     const AttnSpan s = p.sequence(task / p.HQ);
     if (s.k_length <= 0) return;
     if (p.g) {
-      const Rows g = head_rows(p.g, s.row, s.k_begin, s.k_length, h);
       double* c = const_cast<double*>(sums.head(p, s, h));
       double sum = 0.0;
-      for (std::int64_t j = 0; j < s.k_length; ++j) c[j] = sum += attn_gate(p.gate_scale * scalar_at(g, j));
+      p.runs(s, task / p.HQ, 0, s.k_length, [&](std::int64_t row, std::int64_t at, std::int64_t n, std::int64_t j) {
+        const Rows g = head_rows(p.g, row, at, n, h);
+        for (std::int64_t i = 0; i < n; ++i) c[j + i] = sum += attn_gate(p.gate_scale * scalar_at(g, i));
+      });
     }
     if (p.gk) {
       const Rows g = head_rows(p.gk, s.row, s.k_begin, s.k_length, h);

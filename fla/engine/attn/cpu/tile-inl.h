@@ -50,6 +50,17 @@ HWY_INLINE void load_tile(const Rows& x, std::int64_t t0, std::int64_t a, std::i
   std::fill(tile + last * ld, tile + rows * ld, 0.0F);
 }
 
+// The same of tokens [a, b) of sequence n of the keys or values x, wherever they are.
+HWY_INLINE void load_keys(const AttnProblem& p, const TensorView& x, const AttnSpan& s, std::int64_t n, std::int64_t h,
+                          std::int64_t t0, std::int64_t a, std::int64_t b, std::int64_t rows, std::int64_t width,
+                          float* tile, std::int64_t ld) {
+  std::fill(tile, tile + (a - t0) * ld, 0.0F);
+  p.runs(s, n, a, b, [&](std::int64_t row, std::int64_t at, std::int64_t count, std::int64_t j) HWY_ATTR {
+    load_rows(head_rows(x, row, at, count, h), 0, count, 0, width, tile + (j - t0) * ld, ld);
+  });
+  std::fill(tile + (b - t0) * ld, tile + rows * ld, 0.0F);
+}
+
 HWY_INLINE bool all_finite(const float* x, std::int64_t n) {
   const hn::ScalableTag<float> d;
   const std::int64_t lanes = static_cast<std::int64_t>(hn::Lanes(d));
