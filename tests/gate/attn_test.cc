@@ -281,6 +281,35 @@ TEST(Attn, QueriesOverACacheAreTheLastRowsOfTraining) {
     }
 }
 
+// A decode loop: prepared once, then every token makes its sequences longer.
+TEST(Attn, APreparedDecodeFollowsItsLengths) {
+  const Context& ctx = context("cpu");
+  const Cache c = cache(20, 2, 8, {20, 20, 20}, DType::F32, DType::I32);
+  const Buffer lengths(DType::I32, {3}), o(DType::F32, {3, 2, 4, 33});
+  tools::assign(lengths.view(), std::vector<double>{2, 0, 5});
+  Result<DynamicCall> call = c.pages.call();
+  ASSERT_TRUE(call.ok()) << call.status().message();
+  ASSERT_TRUE(call->set("lengths", lengths.view()).ok());
+  ASSERT_TRUE(call->bind("out.o", o.view()).ok());
+  const Result<PreparedCall> prepared = call->prepare(ctx);
+  ASSERT_TRUE(prepared.ok()) << prepared.status().message();
+  const Buffer memory = Buffer::bytes(prepared->workspace_bytes());
+  const fla::RunOptions run{.workspace = memory.span()};
+  for (const std::int32_t n : {1, 6, 7, 13}) {
+    const std::vector<double> now = {2.0 + n, 0.0, 5.0 + n};
+    tools::assign(lengths.view(), now);
+    const Status s = prepared->run(run);
+    ASSERT_TRUE(s.ok()) << s.message();
+    const Outcome fresh = c.pages.with("lengths", lengths.view()).run(ctx);
+    ASSERT_TRUE(fresh.ok()) << fresh.problem();
+    EXPECT_TRUE(tools::same_bits(fresh["out.o"], o.view())) << n << " tokens later";
+  }
+  tools::assign(lengths.view(), std::vector<double>{25, 0, 20});
+  const Status refused = prepared->run(run);
+  EXPECT_EQ(refused.code(), Code::InvalidArgument);
+  EXPECT_NE(refused.message().find("attn_decode: lengths: "), std::string::npos) << refused.message();
+}
+
 TEST(Attn, ACacheRefusesWhatItCannotHold) {
   const Cache c = cache(20, 2, 8, {20, 0, 9}, DType::F32, DType::I64);
   const auto refused = [](const Case& x, const char* name) {
