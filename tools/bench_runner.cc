@@ -109,7 +109,7 @@ struct Bound {
     const FunctionSpec& spec = call.spec();
     for (const auto& a : spec.args)
       if (a.role == Role::Input || a.role == Role::Upstream)
-        if (const TensorView& t = a.get(call.args()); t.present()) input_bytes += bytes_of(t);
+        for (const TensorView& t : a.get.views(call.args())) input_bytes += t.present() ? bytes_of(t) : 0;
     flops = flops_of(call, sizes);
   }
   // On the device that the call will run on.
@@ -225,7 +225,7 @@ double estimate_bytes(const FunctionSpec& spec, const Sizes& s, DType dtype, boo
   for (const auto& a : spec.args) {
     if (!a.required && !a.gen.by_default() && a.role == Role::Input) continue;
     if (!a.requested_by.empty()) continue;
-    double n = 1.0;
+    double n = a.list() ? static_cast<double>(axis_size(s, spec, args.get(), a.count)) : 1.0;
     for (const auto& d : a.dims) n *= static_cast<double>(axis_size(s, spec, args.get(), d));
     const double bytes = n * static_cast<double>(a.types == Types::Wide ? size_of(dtype) : 4);
     sum += backward ? 2 * bytes : bytes;

@@ -11,8 +11,9 @@ bool uses(const FunctionSpec& spec, const std::string& symbol) {
     const std::vector<std::string> factors = split(dim, '*');
     return std::find(factors.begin(), factors.end(), symbol) != factors.end();
   };
-  return std::any_of(spec.args.begin(), spec.args.end(),
-                     [&](const ArgSpec& a) { return std::any_of(a.dims.begin(), a.dims.end(), has); });
+  return std::any_of(spec.args.begin(), spec.args.end(), [&](const ArgSpec& a) {
+    return a.count == symbol || std::any_of(a.dims.begin(), a.dims.end(), has);
+  });
 }
 
 Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
@@ -53,6 +54,7 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
   }
   if (uses(spec, "M")) s.M = given("M") >= 0 ? given("M") : 64;
   if (uses(spec, "L") && given("L") >= 0) s.L = given("L");
+  if (given("L") == 0) refuse("{}L: expected at least 1, got 0", who);
   if (const auto most = spec.max_dim.find("T"); most != spec.max_dim.end() && s.T > most->second)
     refuse("{}T: expected 1 to {}, got {}", who, most->second, s.T);
   if (uses(spec, "K")) s.K = need("K", given("K") >= 0 ? given("K") : D, " (or D)");
@@ -62,7 +64,7 @@ Sizes sizes_for(const FunctionSpec& spec, const NamedShape& shape) {
     const bool same_heads = key[0] == 'H' && given(key) == s.H;
     if (given(key) >= 0 && !uses(spec, key) && !same_heads) refuse("{}{}: this function has no such size", who, key);
   }
-  return s;
+  return completed(std::move(s), spec);
 }
 
 }  // namespace fla::tools

@@ -138,7 +138,9 @@ int run(const Options& o) {
     // Boundaries are read on the host, so they are real.
     if (a.types == Types::Index) data = const_cast<std::int64_t*>(sizes.cu_seqlens.data());
     const bool host = a.name == "cu_seqlens_cpu";
-    check(call.set(a.name, TensorView(data, type_of(spec, a, wide), dims, host ? Device{} : device)));
+    const TensorView t(data, type_of(spec, a, wide), dims, host ? Device{} : device);
+    const std::int64_t count = a.list() ? axis_size(sizes, spec, call.args(), a.count) : 1;
+    for (std::int64_t i = 0; i < count; ++i) check(call.set(a.name_in_files(static_cast<std::size_t>(i)), t));
   }
 
   ContextOptions options = context_options(o.call);

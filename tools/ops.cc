@@ -87,7 +87,11 @@ Json to_json(const Registry& r, const Entry& e) {
   const FunctionSpec& spec = e.spec;
   Json args = Json::array(), flags = Json::array(), outputs = Json::array(), output_args = Json::array();
   for (const auto& a : spec.args) {
-    Json j = {{"name", a.name}, {"in_files", a.name_in_files()}, {"dims", a.dims}, {"dtypes", dtypes_of(spec, a)}};
+    Json j = {{"name", a.name},
+              {"in_files", a.name_in_files(0)},
+              {"list", or_null(a.count)},
+              {"dims", a.dims},
+              {"dtypes", dtypes_of(spec, a)}};
     if (a.role == Role::Input || a.role == Role::Upstream) {
       j["required"] = a.required;
       j["grad"] = a.grad;
@@ -130,7 +134,7 @@ Json to_json(const Registry& r, const Entry& e) {
 std::string arguments_text(const FunctionSpec& spec) {
   std::vector<std::string> words;
   for (const auto& a : spec.args)
-    if (a.role == Role::Input) words.push_back(a.required ? a.name : "[" + a.name + "]");
+    if (a.role == Role::Input) words.push_back((a.required ? a.name : "[" + a.name + "]") + (a.list() ? "..." : ""));
   return join(words, " ");
 }
 
@@ -188,7 +192,8 @@ void print_signature(const Registry& r, const FunctionSpec& spec) {
       if (!any) rows.push_back({std::string("  ") + title});
       any = true;
       std::vector<std::string> facts;
-      if (a.role != Role::Input) facts.push_back("in files " + a.name_in_files());
+      if (a.role != Role::Input || a.list()) facts.push_back("in files " + a.name_in_files(0));
+      if (a.list()) facts.push_back("a list of " + a.count);
       if (a.role == Role::Input) facts.push_back(a.required ? "required" : "optional");
       if (a.role == Role::Upstream) facts.push_back("optional");
       if (a.grad) facts.push_back("gradient");

@@ -98,6 +98,9 @@ struct TensorView {
   }
 };
 
+// Tensors of one shape and element type, each with memory and strides of its own: one argument that is a list.
+using TensorList = std::span<const TensorView>;
+
 // "[2,128,4,64]"
 FLA_API std::string shape_string(std::span<const std::int64_t> dims);
 

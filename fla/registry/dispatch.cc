@@ -278,6 +278,10 @@ Status choose(Resolved& r, PlanMemory& memory, Purpose purpose) {
 }
 
 bool is_output(const ArgSpec& a) { return a.role == Role::Output || a.role == Role::Gradient; }
+bool any_present(const ArgSpec& a, const void* args) {
+  const TensorList views = a.get.views(args);
+  return std::any_of(views.begin(), views.end(), [](const TensorView& t) { return t.present(); });
+}
 
 // How to read the memory of the call's tensors; empty: it is the host's.
 ReadMemory reader(const Resolved& r, Stream stream) {
@@ -296,7 +300,7 @@ Status check(Resolved& r, Purpose purpose) {
   if (Status s = check_backend_name(r); !s) return s;
   if (purpose == Purpose::Ask) return {};
   const bool any_output = std::any_of(r.entry.spec.args.begin(), r.entry.spec.args.end(),
-                                      [&](const ArgSpec& a) { return is_output(a) && a.get(r.args).present(); });
+                                      [&](const ArgSpec& a) { return is_output(a) && any_present(a, r.args); });
   if (!any_output) return r.bad("nothing to compute: no output was given");
   if (Status s = check_overlaps(r.entry.spec, r.args); !s) return s;
   return check_stream(r, r.core.options.stream);
@@ -488,9 +492,9 @@ struct PreparedCall::State {
   }
 
   // How a view differs from the one that the call was prepared with; nullptr: in nothing but its memory.
-  Status same_but_for_memory(const ArgSpec& a, const TensorView& was, const TensorView& t) const {
+  Status same_but_for_memory(const ArgSpec& a, std::size_t element, const TensorView& was, const TensorView& t) const {
     const auto bad = [&](const std::string& what) {
-      return r.bad(a.name + ": the call was prepared for " + what + "; prepare another");
+      return r.bad(a.name_of(element) + ": the call was prepared for " + what + "; prepare another");
     };
     if (t.present() != was.present()) return bad(was.present() ? "a tensor, got none" : "none, got a tensor");
     if (!t) return {};
@@ -504,7 +508,7 @@ struct PreparedCall::State {
     if (!std::equal(t.stride.begin(), t.stride.begin() + static_cast<std::ptrdiff_t>(n), was.stride.begin()))
       return bad("strides " + shape_string({was.stride.data(), n}) + ", got " + shape_string({t.stride.data(), n}));
     if (t.data == was.data) return {};
-    if (t.data == nullptr && t.numel() > 0) return r.bad(a.name + ": data pointer is null");
+    if (t.data == nullptr && t.numel() > 0) return r.bad(a.name_of(element) + ": data pointer is null");
     const std::uintptr_t address = reinterpret_cast<std::uintptr_t>(t.data);
     std::uintptr_t align = size_of(t.dtype);
     if (r.plan->wants_alignment()) {
@@ -520,9 +524,14 @@ struct PreparedCall::State {
   Status rebind(const void* given) {
     bool moved = false;
     for (const ArgSpec& a : r.entry.spec.args) {
-      const TensorView &was = a.get(r.args), &t = a.get(given);
-      if (Status s = same_but_for_memory(a, was, t); !s) return s;
-      moved |= t.data != was.data;
+      const TensorList was = a.get.views(r.args), now = a.get.views(given);
+      if (was.size() != now.size())
+        return r.bad(a.name + ": the call was prepared for " + std::to_string(was.size()) + " tensors, got " +
+                     std::to_string(now.size()) + "; prepare another");
+      for (std::size_t i = 0; i < was.size(); ++i) {
+        if (Status s = same_but_for_memory(a, i, was[i], now[i]); !s) return s;
+        moved |= now[i].data != was[i].data;
+      }
     }
     for (const FlagSpec& f : r.entry.spec.flags)
       if (f.value && f.retired_for.empty() && f.value(given) != f.value(r.args))
@@ -530,7 +539,11 @@ struct PreparedCall::State {
                      to_string(f.value(given)) + "; prepare another");
     if (!moved) return {};
     if (Status s = check_overlaps(r.entry.spec, given); !s) return s;
-    for (const ArgSpec& a : r.entry.spec.args) a.get(args.get()).data = a.get(given).data;
+    for (const ArgSpec& a : r.entry.spec.args) {
+      const TensorList now = a.get.views(given);
+      const std::span<TensorView> own = a.get.views(args.get());
+      for (std::size_t i = 0; i < own.size(); ++i) own[i].data = now[i].data;
+    }
     r.plan->rebind();
     return {};
   }

@@ -36,6 +36,7 @@ Result<DynamicCall> DynamicCall::make(const Registry& registry, std::string_view
   DynamicCall call;
   call.entry_ = e;
   call.args_ = e->spec.make_args();
+  call.lists_ = std::make_shared<Lists>();
   if (e->spec.deprecated) {
     // A function and its backward are one name to a caller, and one warning.
     const Registry::Entry* forward = e->spec.is_backward() ? registry.find(e->spec.forward) : e;
@@ -59,16 +60,24 @@ Status DynamicCall::set(std::string_view name, const TensorView& t) {
   if (arg == nullptr) {
     std::vector<std::string> known;
     for (const auto& a : spec.args) {
-      if (a.role == Role::Input || a.role == Role::Upstream) known.push_back(a.name_in_files());
+      if (a.role == Role::Input || a.role == Role::Upstream)
+        known.push_back(a.list() ? a.name_in_files(0) + ", " + a.name_in_files(1) + ".." : a.name_in_files());
     }
     return bad(spec, name, "unknown argument; this function takes " + join(known));
   }
+  const std::int64_t element = arg->list() ? element_name(name).element : 0;
+  if (element < 0)
+    return bad(spec, name, "a list of tensors: name them one by one, " + arg->name_in_files(0) + " the first");
+  if (element >= kMostElements)
+    return bad(spec, name, "expected at most " + std::to_string(kMostElements) + " tensors");
+  const std::string in_files = arg->list() ? arg->name_in_files(static_cast<std::size_t>(element)) : std::string(name);
+  name = in_files;
   if (arg->role == Role::Input && name != strip_pair(spec, name)) paired_input_ = true;
   if (name.ends_with(".1")) paired_input_ = true;
   for (const auto& [given, view] : inputs_)
     if (given != name && view && t && strip_pair(spec, given) == strip_pair(spec, name))
       return bad(spec, name, "given beside " + given);
-  arg->get(args_.get()) = t;
+  place(*arg, element) = t;
   const auto old = std::find_if(inputs_.begin(), inputs_.end(), [&](const auto& x) { return x.first == name; });
   if (old != inputs_.end())
     old->second = t;
@@ -169,7 +178,18 @@ bool DynamicCall::flag_on(std::string_view name) const {
   return b != nullptr && *b;
 }
 
-std::string DynamicCall::output_name(const ArgSpec& a) const {
+// The view of an argument; of a list that tensor's, which there are at least as many of afterwards.
+TensorView& DynamicCall::place(const ArgSpec& a, std::int64_t element) {
+  if (!a.list()) return a.get.views(args_.get()).front();
+  std::vector<TensorView>& views = lists_->of[&a];
+  const auto i = static_cast<std::size_t>(element);
+  if (views.size() <= i) views.resize(i + 1);
+  a.get.set_list(args_.get(), views);
+  return views[i];
+}
+
+std::string DynamicCall::output_name(const ArgSpec& a, std::size_t element) const {
+  if (a.list()) return a.name_in_files(element);
   const FunctionSpec& spec = entry_->spec;
   if (a.role == Role::Gradient) {
     const bool first_of_pair = spec.pair_state && paired_input_ && a.of == "initial_state";
@@ -197,12 +217,13 @@ Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context& ctx
     if (a.role != Role::Output && a.role != Role::Gradient) continue;
     const ArgSpec* of = a.role == Role::Gradient ? spec.find_arg(a.of) : nullptr;
     if (of != nullptr && !of->get(args_.get())) continue;
+    const std::size_t count = of != nullptr ? of->get.views(std::as_const(*this).args()).size() : 1;
     if (!a.requested_by.empty() && !flag_on(a.requested_by)) continue;
     if (!spec.has_output(a, args_.get())) continue;
     // Of a pair's second part: only calls that deal in pairs produce it.
     if (a.role == Role::Output && spec.pair_state && a.name.ends_with(".1") && !spec.pair_outputs(args_.get()))
       continue;
-    Output o{output_name(a), wide, {}, {}};
+    Output o{output_name(a, 0), wide, {}, {}};
     if (!a.starts_as.empty()) o.contents = spec.find_arg(a.starts_as)->get(args_.get());
     if (a.types == Types::Acc) o.dtype = wide == DType::F64 ? DType::F64 : DType::F32;
     if (a.types == Types::Index) o.dtype = DType::I64;
@@ -214,16 +235,27 @@ Result<std::vector<DynamicCall::Output>> DynamicCall::outputs(const Context& ctx
       }));
     }
     list.push_back(std::move(o));
+    for (std::size_t i = 1; i < count; ++i) {
+      list.push_back(list.back());
+      list.back().name = output_name(a, i);
+    }
   }
   return list;
 }
 
 Status DynamicCall::bind(std::string_view output_name_, const TensorView& t) {
-  for (const auto& a : entry_->spec.args)
-    if ((a.role == Role::Output || a.role == Role::Gradient) && output_name(a) == output_name_) {
-      a.get(args_.get()) = t;
-      return {};
-    }
+  for (const auto& a : entry_->spec.args) {
+    if (a.role != Role::Output && a.role != Role::Gradient) continue;
+    const ArgSpec* of = a.list() ? entry_->spec.find_arg(a.of) : nullptr;
+    const std::size_t count = of != nullptr ? of->get.views(std::as_const(*this).args()).size() : 1;
+    for (std::size_t i = 0; i < count; ++i)
+      if (output_name(a, i) == output_name_) {
+        // The list has as many as that which it is the gradient of: those not bound are absent.
+        if (of != nullptr) place(a, static_cast<std::int64_t>(count) - 1);
+        place(a, static_cast<std::int64_t>(i)) = t;
+        return {};
+      }
+  }
   return bad(entry_->spec, output_name_, "not an output of this call");
 }
 

@@ -2,6 +2,7 @@
 // end in the same run_call.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -11,8 +12,9 @@
 
 namespace fla {
 
-// Names are those of recorded cases. Inputs: argument names ("q", "initial_state", "initial_state.1"). A backward's
-// upstream gradients: "grad_out.o". What comes out: "out.o", "out.final_state.0", "grad.q".
+// Names are those of recorded cases. Inputs: argument names ("q", "initial_state", "initial_state.1"); the tensors of a
+// list one by one ("residuals.0", or "residuals[0]"). A backward's upstream gradients: "grad_out.o". What comes out:
+// "out.o", "out.final_state.0", "grad.q", "grad.residuals.0".
 class FLA_API DynamicCall {
  public:
   // Unknown names get the nearest known ones.
@@ -75,6 +77,11 @@ class FLA_API DynamicCall {
   const Registry::Entry* entry_ = nullptr;
   std::shared_ptr<void> args_;
   std::vector<std::pair<std::string, TensorView>> inputs_;
+  // What the lists of args_ point to.
+  struct Lists {
+    std::map<const ArgSpec*, std::vector<TensorView>> of;
+  };
+  std::shared_ptr<Lists> lists_;
   struct SetFlag {
     std::string flag, given_as;  // they differ when a retired name was used
     FlagValue value;
@@ -84,7 +91,8 @@ class FLA_API DynamicCall {
   std::vector<const void*> warned_about_;  // of each warning, what a context knows it by
   bool paired_input_ = false;
 
-  std::string output_name(const ArgSpec& a) const;
+  TensorView& place(const ArgSpec& a, std::int64_t element);
+  std::string output_name(const ArgSpec& a, std::size_t element) const;
   void warn(const void* about, std::string text);
   void log_warnings(const Context& ctx) const;
 

@@ -32,7 +32,15 @@ struct Served {
   std::string plugin, kernel;
   fla_plugin_function entry{};
   bool backward = false;
-  std::vector<std::string> names;  // of spec.args
+  std::vector<std::vector<std::string>> names;  // of spec.args; of a list those of its tensors
+
+  // Whether the interface has room for the call's tensors.
+  static bool has_room(const FunctionSpec& spec, const void* args) {
+    std::size_t count = 0;
+    for (const ArgSpec& a : spec.args)
+      for (const TensorView& t : a.get.views(args)) count += t ? 1 : 0;
+    return count <= kMostArguments;
+  }
 };
 
 // The C view of one call. Shapes and strides are copies, so a plug-in cannot change the caller's.
@@ -46,15 +54,17 @@ class CallView {
     call_.is_backward = served.backward ? 1 : 0;
     for (std::size_t i = 0; i < info.spec.args.size(); ++i) {
       const ArgSpec& a = info.spec.args[i];
-      const TensorView& t = a.get(const_cast<void*>(args));
-      if (!t) continue;
-      TensorView& copy = views_[call_.tensor_count];
-      copy = t;
-      fla_plugin_tensor& out = tensors_[call_.tensor_count++];
-      out.name = served.names[i].c_str();
-      out.is_output = a.role == Role::Output || a.role == Role::Gradient ? 1 : 0;
-      out.tensor = to_dlpack(copy);
-      if (data == Data::Hidden) out.tensor.data = nullptr;
+      const TensorList views = a.get.views(args);
+      for (std::size_t element = 0; element < views.size(); ++element) {
+        if (!views[element]) continue;
+        TensorView& copy = views_[call_.tensor_count];
+        copy = views[element];
+        fla_plugin_tensor& out = tensors_[call_.tensor_count++];
+        out.name = served.names[i][element].c_str();
+        out.is_output = a.role == Role::Output || a.role == Role::Gradient ? 1 : 0;
+        out.tensor = to_dlpack(copy);
+        if (data == Data::Hidden) out.tensor.data = nullptr;
+      }
     }
     for (const FlagSpec& f : info.spec.flags) {
       if (!f.value || !f.retired_for.empty()) continue;
@@ -102,6 +112,7 @@ void parallel_for(const fla_plugin_call* call, std::int64_t tasks, void (*body)(
 }
 
 Verdict verify_plugin(const Served& s, const void* args, const CallInfo& info) {
+  if (!Served::has_room(info.spec, args)) return reject("needs at most " + std::to_string(kMostArguments) + " tensors");
   if (s.entry.verify == nullptr) return accept();
   CallView view(s, args, info, CallView::Data::Hidden);
   if (s.entry.verify(&view.call()) != 0) return accept();
@@ -224,7 +235,10 @@ Status check_function(const Registry& r, const std::string& path, const fla_plug
     served->kernel = f.kernel != nullptr ? f.kernel : p.name;
     served->entry = f;
     served->backward = backward;
-    for (const ArgSpec& a : spec.args) served->names.push_back(plugin_tensor_name(a));
+    for (const ArgSpec& a : spec.args) {
+      std::vector<std::string>& names = served->names.emplace_back();
+      for (std::size_t i = 0; i < (a.list() ? kMostArguments : 1); ++i) names.push_back(a.name_in_files(i));
+    }
     kernels.emplace_back(&spec, std::move(served));
   }
   return {};
@@ -253,16 +267,6 @@ Result<const fla_plugin*> describe(void* library, const std::string& path) {
 }
 
 }  // namespace
-
-std::string plugin_tensor_name(const ArgSpec& a) {
-  switch (a.role) {
-    case Role::Input: return a.name;
-    case Role::Output: return "out." + a.name;
-    case Role::Upstream: return "grad_out." + a.of;
-    case Role::Gradient: return "grad." + a.of;
-  }
-  return a.name;
-}
 
 Result<Plugin> load_plugin(Registry& r, const std::string& path, const WrapKernel& wrap) {
   std::error_code error;

@@ -29,7 +29,4 @@ FLA_API Result<Plugin> load_plugin(Registry& registry, const std::string& path, 
 // The same for the library's own registry, which every context uses that names no other.
 FLA_API Result<Plugin> load_plugin(const std::string& path, const WrapKernel& wrap = {});
 
-// What a plug-in calls a tensor: "q", "grad_out.o", "out.o", "grad.q".
-FLA_API std::string plugin_tensor_name(const ArgSpec& a);
-
 }  // namespace fla

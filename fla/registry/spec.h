@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -66,24 +67,53 @@ enum class Role : std::uint8_t {
 using FlagValue = std::variant<std::monostate, bool, std::int64_t, double>;
 FLA_API std::string to_string(const FlagValue& v);
 
-// A view's place in an args struct, found once from its member pointer: checks ask for it at every call.
+// The place of a view, or of a list of views, in an args struct, found once from its member pointer: checks ask for it
+// at every call.
 class Member {
  public:
   Member() = default;
-  // `args`: any object of the struct, and `view` its member.
-  Member(const void* args, const TensorView& view)
-      : offset_(reinterpret_cast<const std::byte*>(&view) - static_cast<const std::byte*>(args)) {}
+  // `args`: any object of the struct, and the second its member.
+  Member(const void* args, const TensorView& view) : offset_(between(args, &view)) {}
+  Member(const void* args, const TensorList& list) : offset_(between(args, &list)), list_(true) {}
   explicit operator bool() const { return offset_ >= 0; }
-  TensorView& operator()(void* args) const {
-    return *reinterpret_cast<TensorView*>(static_cast<std::byte*>(args) + offset_);
+  // One view, absent or not; of a list its views, none where it was not given.
+  TensorList views(const void* args) const {
+    const std::byte* at = static_cast<const std::byte*>(args) + offset_;
+    if (list_) return *reinterpret_cast<const TensorList*>(at);
+    return {reinterpret_cast<const TensorView*>(at), 1};
   }
+  // To write to: of structs from FunctionSpec::copy_args, which have lists of their own, and of calls by name.
+  std::span<TensorView> views(void* args) const {
+    const TensorList v = views(static_cast<const void*>(args));
+    return {const_cast<TensorView*>(v.data()), v.size()};
+  }
+  // The view; of a list its first, which tells shape and type of them all, absent without one.
   const TensorView& operator()(const void* args) const {
-    return *reinterpret_cast<const TensorView*>(static_cast<const std::byte*>(args) + offset_);
+    const TensorList v = views(args);
+    return v.empty() ? kAbsent : v.front();
+  }
+  void set_list(void* args, TensorList views) const {
+    *reinterpret_cast<TensorList*>(static_cast<std::byte*>(args) + offset_) = views;
   }
 
  private:
+  static std::ptrdiff_t between(const void* args, const void* member) {
+    return static_cast<const std::byte*>(member) - static_cast<const std::byte*>(args);
+  }
+  inline static const TensorView kAbsent{};
   std::ptrdiff_t offset_ = -1;
+  bool list_ = false;
 };
+
+// The name of one tensor of a list: "residuals.2", as files and callers by name write it, or "residuals[2]", as refusals
+// do. Element -1: of no list.
+struct ElementName {
+  std::string_view list;
+  std::int64_t element = -1;
+};
+ElementName element_name(std::string_view name);
+// More than that are refused before memory is taken for their names.
+inline constexpr std::int64_t kMostElements = 1 << 16;
 
 struct ArgSpec {
   std::string name;  // "q"; of a gradient "dq"
@@ -94,6 +124,8 @@ struct ArgSpec {
   std::string like;                                  // Types::Like
   std::vector<std::string> dims;                     // "B", "T", "H", "K", "N", "N+1", "2", "T*R"
   std::vector<std::vector<std::string>> other_dims;  // further shapes it may have, each of a rank of its own
+  std::string shaped_as;                             // of those it has the one in the place of that argument's
+  std::string count;                                 // of a list of tensors: the size that their number is ("L")
   bool required = false;
   bool grad = false;         // an input whose gradient the backward gives
   std::string together;      // a flag that has to come with it
@@ -109,8 +141,12 @@ struct ArgSpec {
   Gen gen;
   Member get;  // where the args struct has it
 
-  // What files and callers by name call it: "q", "out.o", "grad_out.o", "grad.q".
+  bool list() const { return !count.empty(); }
+  // What files and callers by name call it: "q", "out.o", "grad_out.o", "grad.q"; of a list's tensor "grad.residuals.2".
   FLA_API std::string name_in_files() const;
+  FLA_API std::string name_in_files(std::size_t element) const;
+  // What refusals call it: "q", "residuals[2]".
+  std::string name_of(std::size_t element) const;
 };
 
 struct FlagSpec {
@@ -227,6 +263,7 @@ struct FLA_API FunctionSpec {
   std::function<std::shared_ptr<void>(const void*)> copy_args;
 
   bool is_backward() const { return !forward.empty(); }
+  // Also by the name of a list's tensor.
   const ArgSpec* find_arg(std::string_view name) const;
   const FlagSpec* find_flag(std::string_view name) const;
   double tolerance_of(std::string_view tensor) const;
@@ -259,6 +296,8 @@ Status check_overlaps(const FunctionSpec& spec, const void* args);
 struct ArgOptions {
   Types types = Types::Wide;
   std::vector<std::string> other_dims{};  // further shapes: "B T HV V"
+  std::string shaped_as{};                // the argument whose shape says which of them
+  std::string count{};                    // of a list: the size that the number of its tensors is
   std::string like{};
   Gen gen{};
   std::string requested_by{};
@@ -293,6 +332,8 @@ class OpSpec {
 
   using View = TensorView F::*;
   using GradView = TensorView G::*;
+  using List = TensorList F::*;
+  using GradList = TensorList G::*;
 
   // A required input; grad is where the backward puts its gradient (nullptr: not differentiable).
   OpSpec& in(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o = {}) {
@@ -300,6 +341,10 @@ class OpSpec {
   }
   OpSpec& opt_in(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o = {}) {
     return input(std::move(name), m, dims, grad, std::move(o), false);
+  }
+  // A required list of at least one tensor; o.count names the size that their number is.
+  OpSpec& in(std::string name, List m, std::string_view dims, GradList grad, ArgOptions o) {
+    return input(std::move(name), m, dims, grad, std::move(o), true);
   }
   // An output; upstream is where the backward finds its gradient (nullptr: a constant of the backward).
   OpSpec& out(const std::string& name, View m, std::string_view dims, GradView upstream, ArgOptions o = {}) {
@@ -513,6 +558,7 @@ class OpSpec {
   FunctionSpec take_forward() {
     order(fwd_.args);
     forget_absent_widths(fwd_);
+    own_lists(fwd_);
     return std::move(fwd_);
   }
   FunctionSpec take_backward() {
@@ -522,6 +568,7 @@ class OpSpec {
     gradients_.clear();
     order(bwd_.args);
     forget_absent_widths(bwd_);
+    own_lists(bwd_);
     return std::move(bwd_);
   }
 
@@ -539,6 +586,26 @@ class OpSpec {
         return std::find(a.dims.begin(), a.dims.end(), limit.first) != a.dims.end();
       });
     });
+  }
+  // A copy of the args points to lists of its own, which live as long.
+  static void own_lists(FunctionSpec& spec) {
+    std::vector<Member> lists;
+    for (const ArgSpec& a : spec.args)
+      if (a.list()) lists.push_back(a.get);
+    if (lists.empty()) return;
+    struct Owned {
+      std::shared_ptr<void> args;
+      std::vector<std::vector<TensorView>> lists;
+    };
+    spec.copy_args = [lists, copy = std::move(spec.copy_args)](const void* args) {
+      auto owned = std::make_shared<Owned>();
+      owned->args = copy(args);
+      for (const Member& m : lists) {
+        const TensorList views = m.views(args);
+        m.set_list(owned->args.get(), owned->lists.emplace_back(views.begin(), views.end()));
+      }
+      return std::shared_ptr<void>(owned, owned->args.get());
+    };
   }
   // Inputs as described, then boundaries, upstream gradients, and what comes out.
   static void order(std::vector<ArgSpec>& args) {
@@ -562,9 +629,8 @@ class OpSpec {
     }
     return symbols;
   }
-  template <typename Base>
-  static ArgSpec make(const std::string& name, TensorView Base::*m, std::string_view dims, Role role,
-                      const ArgOptions& o) {
+  template <typename Base, typename Views>
+  static ArgSpec make(const std::string& name, Views Base::*m, std::string_view dims, Role role, const ArgOptions& o) {
     ArgSpec a;
     a.name = name;
     a.role = role;
@@ -575,6 +641,8 @@ class OpSpec {
     a.swapped_by = o.swapped_by;
     a.starts_as = o.starts_as;
     a.host_of = o.host_of;
+    a.shaped_as = o.shaped_as;
+    a.count = o.count;
     a.doc = o.doc;
     a.dims = split(dims);
     if (o.types == Types::Index && a.dims.size() == 1 && a.dims[0] == "N+1") a.cuts = o.cuts.empty() ? "T" : o.cuts;
@@ -583,7 +651,8 @@ class OpSpec {
     a.get = Member(&args, args.*m);
     return a;
   }
-  OpSpec& input(std::string name, View m, std::string_view dims, GradView grad, ArgOptions o, bool required) {
+  template <typename Views>
+  OpSpec& input(std::string name, Views F::*m, std::string_view dims, Views G::*grad, ArgOptions o, bool required) {
     ArgSpec a = make(name, m, dims, Role::Input, o);
     a.required = required;
     a.grad = grad != nullptr;
@@ -593,7 +662,11 @@ class OpSpec {
     bwd_.args.push_back(std::move(a));
     if (grad != nullptr) {
       ArgSpec d = make("d" + name, grad, dims, Role::Gradient,
-                       {.types = Types::Like, .other_dims = o.other_dims, .like = name, .swapped_by = o.swapped_by});
+                       {.types = Types::Like,
+                        .other_dims = o.other_dims,
+                        .count = o.count,
+                        .like = name,
+                        .swapped_by = o.swapped_by});
       d.of = std::move(name);
       gradients_.push_back(std::move(d));
     }

@@ -21,8 +21,8 @@ DynamicCall on_device(const Case& c, bool backward) {
   };
   for (const auto& o : *made) EXPECT_TRUE(call->bind(o.name, far_away({nullptr, o.dtype, o.shape})).ok());
   for (const ArgSpec& a : call->spec().args) {
-    TensorView& t = a.get(call->args());
-    if (t && t.device.type == DeviceType::Cpu && a.name != "cu_seqlens_cpu") t = far_away(t);
+    for (TensorView& t : a.get.views(call->args()))
+      if (t && t.device.type == DeviceType::Cpu && a.name != "cu_seqlens_cpu") t = far_away(t);
   }
   return *call;
 }
@@ -66,7 +66,8 @@ TEST(Device, HostBoundariesTellTheNumberOfChunks) {
   Result<DynamicCall> call = c.call();
   ASSERT_TRUE(call.ok()) << call.status().message();
   for (const ArgSpec& a : call->spec().args) {
-    if (TensorView& t = a.get(call->args()); t) t.device = {DeviceType::Cuda, 0};
+    for (TensorView& t : a.get.views(call->args()))
+      if (t) t.device = {DeviceType::Cuda, 0};
   }
   const Context ctx({.threads = 1});
   const auto chunks = [&]() -> std::int64_t {

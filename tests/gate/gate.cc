@@ -231,7 +231,7 @@ std::vector<std::string> gates(const Case& c) {
 
 std::string first_wide(const FunctionSpec& spec) {
   for (const auto& a : spec.args)
-    if (a.role == Role::Input && a.types == Types::Wide) return a.name;
+    if (a.role == Role::Input && a.types == Types::Wide) return a.name_in_files(0);
   return "";
 }
 

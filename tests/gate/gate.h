@@ -68,7 +68,7 @@ bool allows(const FunctionSpec& spec, const Sizes& s);  // widths within what th
 std::int64_t at_most(const FunctionSpec& spec, const std::string& symbol, std::int64_t n);  // n, or its largest width
 std::vector<bool> passes(const FunctionSpec& spec);  // whether backward: false, and true where there is a gradient
 std::vector<std::string> gates(const Case& c);       // inputs that are log gates
-std::string first_wide(const FunctionSpec& spec);    // "q" or "x"
+std::string first_wide(const FunctionSpec& spec);    // "q" or "x"; of a list its first
 bool takes(const FunctionSpec& spec, std::string_view input);
 // Whether every call can hand its final state to the next one as its initial state.
 bool has_state(const FunctionSpec& spec);

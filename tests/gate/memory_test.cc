@@ -91,12 +91,14 @@ void EdgeOfMemory(const Registry::Entry& e) {
           return moved;
         };
         for (const auto& a : call->spec().args) {
-          TensorView& t = a.get(call->args());
-          if ((a.role != Role::Input && a.role != Role::Upstream) || !t) continue;
-          ASSERT_TRUE(t.contiguous()) << a.name;
-          const TensorView moved = at_edge(t);
-          std::memcpy(moved.data, t.data, bytes_of(t));
-          t = moved;
+          if (a.role != Role::Input && a.role != Role::Upstream) continue;
+          for (TensorView& t : a.get.views(call->args())) {
+            if (!t) continue;
+            ASSERT_TRUE(t.contiguous()) << a.name;
+            const TensorView moved = at_edge(t);
+            std::memcpy(moved.data, t.data, bytes_of(t));
+            t = moved;
+          }
         }
         const auto outputs = call->outputs(ctx);
         ASSERT_TRUE(outputs.ok()) << outputs.status().message();

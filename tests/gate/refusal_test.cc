@@ -62,7 +62,19 @@ Spoil set(const std::string& name, const TensorView& t) {
   return [name, t](DynamicCall& c) { return c.set(name, t); };
 }
 
-std::string arg_text(const std::string& name) { return ": " + name + ": "; }
+bool is_list(std::string_view name) {
+  return std::ranges::any_of(Registry::global().entries(), [&](const Registry::Entry* e) {
+    return std::ranges::any_of(e->spec.args, [&](const ArgSpec& a) { return a.list() && a.name == name; });
+  });
+}
+
+// As refusals name an argument: "q", "residuals[2]"; of a list as a whole, any of its tensors.
+std::string arg_text(const std::string& name) {
+  if (is_list(name)) return ": " + name + "[";
+  const auto [list, element] = element_name(name);
+  if (element < 0 || !is_list(list)) return ": " + name + ": ";
+  return ": " + std::string(list) + "[" + std::to_string(element) + "]: ";
+}
 
 Case good_case(const FunctionSpec& spec) {
   Case c = make_case(spec.name, sizes(2, 6, 2, 4, 3));
@@ -76,7 +88,7 @@ std::vector<std::string> users_of(const FunctionSpec& spec, const std::string& s
   bool first = true;
   for (const auto& a : spec.args) {
     if (std::ranges::count(a.dims, symbol) == 0 && std::ranges::count(a.dims, output_symbol) == 0) continue;
-    if (first && a.name == changed) {  // it defines the size, so the others disagree with it
+    if (first && a.name_in_files(0) == changed) {  // it defines the size, so the others disagree with it
       for (const auto& other : spec.args) names.push_back(arg_text(other.name));
       if (const Registry::Entry* backward = Registry::global().find(spec.backward); backward != nullptr)
         for (const auto& other : backward->spec.args) names.push_back(arg_text(other.name));
@@ -103,7 +115,7 @@ void Shapes(const Registry::Entry& e) {
     TensorView low = t, high = t;
     --low.ndim;
     high.ndim = t.ndim + 1;
-    high.shape[static_cast<std::size_t>(t.ndim)] = 1;
+    high.shape[static_cast<std::size_t>(t.ndim)] = a.other_dims.empty() ? 1 : 2;  // [D, 1] may be a query
     high.stride[static_cast<std::size_t>(t.ndim)] = 1;
     expect_refused(c, set(name, low), {arg_text(name)}, "rank " + std::to_string(low.ndim));
     expect_refused(c, set(name, high), {arg_text(name)}, "rank " + std::to_string(high.ndim));
@@ -362,7 +374,7 @@ void Outputs(const Registry::Entry& e) {
     ASSERT_TRUE(outputs.ok());
     for (const auto& bad : *outputs) {
       std::string arg = bad.name.substr(bad.name.find('.') + 1);
-      if (arg.ends_with(".0")) arg.resize(arg.size() - 2);
+      if (arg.ends_with(".0") && !is_list(element_name(arg).list)) arg.resize(arg.size() - 2);
       if (backward) arg = "d" + arg;
       const auto refuse = [&](const TensorView& t, const std::string& what) {
         Result<DynamicCall> call = make();

@@ -114,6 +114,15 @@ std::int64_t levels_for(std::int64_t T) {
 
 }  // namespace
 
+Sizes completed(Sizes s, const FunctionSpec& spec) {
+  if (s.L > 0) return s;
+  for (const ArgSpec& a : spec.args) {
+    if (a.count == "L") s.L = 3;
+    if (!a.list() && s.L == 0 && std::ranges::count(a.dims, std::string("L")) > 0) s.L = levels_for(s.T);
+  }
+  return s;
+}
+
 std::int64_t size_of_symbol(const Sizes& s, std::string_view symbol) {
   const auto N = s.cu_seqlens.empty() ? s.B : static_cast<std::int64_t>(s.cu_seqlens.size()) - 1;
   if (symbol == "N") return N;
@@ -211,16 +220,12 @@ Result<Case> Case::make(const Registry& registry, std::string_view function, con
     c.sizes_.T = c.sizes_.cu_seqlens.back();
   }
   for (const auto& [name, v] : c.spec_->bench_flags) c.flags_[name] = v;
-  // A part of the tokens has the levels of all.
-  if (c.sizes_.L == 0 && std::ranges::any_of(c.spec_->args, [](const ArgSpec& a) {
-        return std::ranges::count(a.dims, std::string("L")) > 0;
-      }))
-    c.sizes_.L = levels_for(c.sizes_.T);
+  c.sizes_ = completed(std::move(c.sizes_), *c.spec_);  // a part of the tokens has the levels of all
   for (const auto& a : c.spec_->args) {
     if (a.role != Role::Input) continue;
     const bool packed = a.name == "cu_seqlens" && !c.sizes_.cu_seqlens.empty();
     if (packed || a.required || a.name == "block_indices" || (a.types != Types::Index && a.gen.by_default()))
-      c.inputs_.emplace(a.name, c.generate(a, a.name));
+      for (const std::string& name : c.names_of(a)) c.inputs_.emplace(name, c.generate(a, name));
   }
   if (!sizes.cu_seqlens.empty() && c.spec_->find_arg("cu_seqlens") == nullptr)
     return Status(Code::InvalidArgument, c.spec_->name + ": cu_seqlens: this function takes no packed sequences");
@@ -241,8 +246,9 @@ Case make_case(std::string_view function, const Sizes& sizes, const CaseOptions&
 
 std::string Case::text() const {
   std::string s = spec_->name + " " + fla::name_of(options_.dtype) + " ";
-  if (spec_->find_arg("x") != nullptr) {
-    s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " D=" + std::to_string(sizes_.D);
+  if (std::ranges::any_of(spec_->args, [](const ArgSpec& a) { return std::ranges::count(a.dims, "D") > 0; })) {
+    s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " D=" + std::to_string(sizes_.D) +
+         (sizes_.L > 0 ? " L=" + std::to_string(sizes_.L) : "");
   } else {
     s += "B=" + std::to_string(sizes_.B) + " T=" + std::to_string(sizes_.T) + " H=" + std::to_string(sizes_.H) +
          (sizes_.HV > 0 ? " HV=" + std::to_string(sizes_.HV) : "") +
@@ -276,6 +282,14 @@ std::vector<std::string> Case::upstream_names() const {
   return names;
 }
 
+std::vector<std::string> Case::names_of(const ArgSpec& a) const {
+  if (!a.list()) return {a.name};
+  std::vector<std::string> names;
+  for (std::int64_t i = 0; i < size_of_symbol(sizes_, a.count); ++i)
+    names.push_back(a.name_in_files(static_cast<std::size_t>(i)));
+  return names;
+}
+
 const ArgSpec* Case::require(std::string_view input) const {
   if (!takes(input)) throw std::invalid_argument(spec_->name + " has no input " + std::string(input));
   return spec_->find_arg(input);
@@ -289,7 +303,8 @@ Shape Case::shape_of(const ArgSpec& a, const FunctionSpec& spec) const {
   // A size may follow from the boundaries, as the number of blocks does.
   const ArgSpec* boundaries = spec.find_arg("cu_seqlens");
   if (boundaries != nullptr && !sizes_.cu_seqlens.empty() && !spec.is_backward())
-    boundaries->get(args.get()) = {sizes_.cu_seqlens.data(), {static_cast<std::int64_t>(sizes_.cu_seqlens.size())}};
+    boundaries->get.views(args.get()).front() = {sizes_.cu_seqlens.data(),
+                                                 {static_cast<std::int64_t>(sizes_.cu_seqlens.size())}};
   Shape s;
   for (std::size_t i = 0; i < a.dims.size(); ++i) {
     const std::string& symbol = spec.dim_symbol(a, i, args.get());
@@ -419,7 +434,10 @@ Tensor own(Buffer b) {
 
 Case Case::with(std::string_view input) const {
   Case c = *this;
-  c.inputs_.insert_or_assign(std::string(input), generate(*require(input), std::string(input)));
+  const ArgSpec& a = *require(input);
+  const bool all = a.name == input;
+  for (const std::string& name : all ? names_of(a) : std::vector{std::string(input)})
+    c.inputs_.insert_or_assign(name, generate(a, name));
   return c;
 }
 
@@ -438,9 +456,10 @@ Case Case::with_view(std::string_view input, const TensorView& view, std::shared
 }
 
 Case Case::without(std::string_view input) const {
-  require(input);
+  const ArgSpec* a = require(input);
   Case c = *this;
-  if (const auto it = c.inputs_.find(input); it != c.inputs_.end()) c.inputs_.erase(it);
+  std::erase_if(c.inputs_,
+                [&](const auto& x) { return x.first == input || (a->name == input && spec_->find_arg(x.first) == a); });
   return c;
 }
 
@@ -566,7 +585,7 @@ Case Case::select(const std::map<std::string, std::pair<std::int64_t, std::int64
     for (const auto& [name, v] : flags_)
       if (const FlagSpec* f = spec_->find_flag(name); f != nullptr && f->set) f->set(args.get(), v);
     if (const ArgSpec* b = spec_->find_arg("cu_seqlens"); b != nullptr && !s.cu_seqlens.empty())
-      b->get(args.get()) = {s.cu_seqlens.data(), {static_cast<std::int64_t>(s.cu_seqlens.size())}};
+      b->get.views(args.get()).front() = {s.cu_seqlens.data(), {static_cast<std::int64_t>(s.cu_seqlens.size())}};
     return axis_size(s, *spec_, args.get(), symbol);
   };
   const auto cut = [&](const ArgSpec& a, Tensor& t) {

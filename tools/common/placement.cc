@@ -32,11 +32,15 @@ void Placement::point_views() {
 Status Placement::place(const Context& ctx, std::size_t workspace_offset) {
   for (DynamicCall* call : calls_)
     for (const ArgSpec& a : call->spec().args) {
-      TensorView& t = a.get(call->args());
-      if (!t || a.name == "cu_seqlens_cpu") continue;
-      views_.push_back({&t, t});
-      image_.add(t, a.name_in_files(),
-                 a.role == Role::Output || a.role == Role::Gradient || call->spec().written_in_place(a, call->args()));
+      const std::span<TensorView> views = a.get.views(call->args());
+      for (std::size_t i = 0; i < views.size(); ++i) {
+        TensorView& t = views[i];
+        if (!t || a.name == "cu_seqlens_cpu") continue;
+        views_.push_back({&t, t});
+        image_.add(
+            t, a.name_in_files(i),
+            a.role == Role::Output || a.role == Role::Gradient || call->spec().written_in_place(a, call->args()));
+      }
     }
   if (Status s = image_.reserve(0); !s) return s;
   point_views();

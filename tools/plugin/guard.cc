@@ -176,13 +176,14 @@ void install_fault_handler() {
 
 bool is_output(const ArgSpec& a) { return a.role == Role::Output || a.role == Role::Gradient; }
 
-const TensorView& view_of(const ArgSpec& a, const void* args) { return a.get(const_cast<void*>(args)); }
-
 std::string describe(const FunctionSpec& spec, const void* args) {
   std::string s = spec.name;
-  for (const ArgSpec& a : spec.args)
-    if (const TensorView& t = view_of(a, args); t)
-      s += ", " + plugin_tensor_name(a) + " " + name_of(t.dtype) + " " + shape_string(t.dims());
+  for (const ArgSpec& a : spec.args) {
+    const TensorList views = a.get.views(args);
+    for (std::size_t i = 0; i < views.size(); ++i)
+      if (const TensorView& t = views[i]; t)
+        s += ", " + a.name_in_files(i) + " " + name_of(t.dtype) + " " + shape_string(t.dims());
+  }
   for (const FlagSpec& f : spec.flags)
     if (f.value && f.retired_for.empty())
       if (const FlagValue v = f.value(args); !(v == f.def)) s += ", " + f.name + "=" + to_string(v);
@@ -198,8 +199,8 @@ struct Guarded {
   bool in_place = false;  // also the call's initial state: written and read
   bool sparse = false;
 
-  Guarded(const ArgSpec& a, const TensorView& t, bool at_end)
-      : arg(&a), name(plugin_tensor_name(a)), original(t), view(t) {
+  Guarded(const ArgSpec& a, std::size_t element, const TensorView& t, bool at_end)
+      : arg(&a), name(a.name_in_files(element)), original(t), view(t) {
     const auto size = static_cast<std::int64_t>(size_of(t.dtype));
     std::int64_t low = 0, high = 0;
     for (int i = 0; i < t.ndim; ++i) {
@@ -271,30 +272,32 @@ Status run_guarded(const ErasedKernel& k, const FunctionSpec& spec, const void* 
   static std::atomic<unsigned> calls{0};
   const bool at_end = calls.fetch_add(1) % 2 == 0;
 
-  const std::shared_ptr<void> copy = spec.make_args();
-  for (const FlagSpec& f : spec.flags)
-    if (f.set && f.value && f.retired_for.empty())
-      if (const FlagValue v = f.value(args); !std::holds_alternative<std::monostate>(v)) f.set(copy.get(), v);
+  const std::shared_ptr<void> copy = spec.copy_args(args);
   std::deque<Guarded> tensors;
   // Outputs last, so that a state in place finds its input.
   for (const bool outputs : {false, true})
     for (const ArgSpec& a : spec.args) {
-      const TensorView& t = view_of(a, args);
-      if (!t || is_output(a) != outputs) continue;
-      Guarded* shared = nullptr;
-      for (Guarded& other : tensors)
-        if (outputs && t.numel() > 0 && same_memory(other.original, t)) shared = &other;
-      if (shared != nullptr) {
-        shared->in_place = true;
-        a.get(copy.get()) = shared->view;
-        continue;
+      if (is_output(a) != outputs) continue;
+      const TensorList views = a.get.views(args);
+      for (std::size_t i = 0; i < views.size(); ++i) {
+        const TensorView& t = views[i];
+        if (!t) continue;
+        TensorView& guarded = a.get.views(copy.get())[i];
+        Guarded* shared = nullptr;
+        for (Guarded& other : tensors)
+          if (outputs && t.numel() > 0 && same_memory(other.original, t)) shared = &other;
+        if (shared != nullptr) {
+          shared->in_place = true;
+          guarded = shared->view;
+          continue;
+        }
+        Guarded& made = tensors.emplace_back(a, i, t, at_end);
+        if (outputs)
+          made.poison();
+        else
+          made.fill_from_original();
+        guarded = made.view;
       }
-      Guarded& made = tensors.emplace_back(a, t, at_end);
-      if (outputs)
-        made.poison();
-      else
-        made.fill_from_original();
-      a.get(copy.get()) = made.view;
     }
   for (Guarded& t : tensors)
     if (!is_output(*t.arg) && !t.in_place) t.pages->make_read_only();
