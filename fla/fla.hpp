@@ -16,6 +16,7 @@
 #include "fla/core/version.h"
 #include "fla/ops/abc/abc.h"
 #include "fla/ops/attn/attn.h"
+#include "fla/ops/attnres/attnres.h"
 #include "fla/ops/based/based.h"
 #include "fla/ops/comba/comba.h"
 #include "fla/ops/delta_rule/delta_rule.h"

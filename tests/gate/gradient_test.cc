@@ -93,7 +93,8 @@ void NumericalGradient(const Registry::Entry& e) {
     if (f.type == FlagSpec::Type::Bool)
       for (const bool v : {false, true}) expect_gradients(v ? completed(c.flag(f.name, v), f.name) : c.flag(f.name, v));
     if (f.type == FlagSpec::Type::Float)
-      expect_gradients(completed(c.flag(f.name, f.sign == FlagSpec::Sign::Positive ? 0.7 : -0.7), f.name));
+      expect_gradients(
+          completed(c.flag(f.name, f.sign == FlagSpec::Sign::Positive || f.min >= 0.0 ? 0.7 : -0.7), f.name));
   }
   for (const auto& a : e.spec.args) {  // optional differentiable inputs that the plain case leaves out
     if (a.role != Role::Input || !a.grad || a.required) continue;

@@ -203,20 +203,22 @@ void CheckedValues(const Registry::Entry& e) {
       if (c.has_flag("normalize")) c = c.flag("normalize", true);
       c = c.with(a.name.substr(0, a.name.size() - 2)).with(a.name);
     }
-    if (!c.has(a.name)) c = with_input(c, a.name);
+    if (!a.list() && !c.has(a.name)) c = with_input(c, a.name);
     const bool raw = a.name == "g" && c.has_flag("use_gate_in_kernel") && c.call()->flag_on("use_gate_in_kernel");
     const bool gate = a.gen.log_gate() || (a.gen.kind == Gen::Kind::None && a.name.starts_with('g'));
-    const TensorView t = c.input(a.name);
+    const auto last = static_cast<std::size_t>(std::max<std::int64_t>(c.sizes().L, 1)) - 1;  // of a list's tensors
+    const std::string name = a.name_in_files(last), refused_as = a.name_of(last);
+    const TensorView t = c.input(name);
     const std::string at = last_of(t);
-    const auto run = [&](double value) { return c.with(a.name, last_is(t, value).view()).run(looking()); };
-    expect_refused(run(kNaN), a.name, at, "not a number", c.text());
+    const auto run = [&](double value) { return c.with(name, last_is(t, value).view()).run(looking()); };
+    expect_refused(run(kNaN), refused_as, at, "not a number", c.text());
     if (raw) continue;
-    expect_refused(run(kInfinity), a.name, at, "infinite", c.text());
+    expect_refused(run(kInfinity), refused_as, at, "infinite", c.text());
     if (gate)
       EXPECT_TRUE(run(-kInfinity).status.ok()) << c.text() << ": " << a.name;
     else
-      expect_refused(run(-kInfinity), a.name, at, "infinite", c.text());
-    if (gate) expect_refused(run(0.5), a.name, at, "0.5; a log gate is at most 0", c.text());
+      expect_refused(run(-kInfinity), refused_as, at, "infinite", c.text());
+    if (gate) expect_refused(run(0.5), refused_as, at, "0.5; a log gate is at most 0", c.text());
   }
   if (e.spec.find_flag("use_gate_in_kernel") != nullptr) {
     const Case c = completed(plain.flag("use_gate_in_kernel", true), "use_gate_in_kernel");
