@@ -9,7 +9,10 @@
  *
  * Arguments and flags are named as `fla ops --signature` prints them, outputs "out.NAME". A backward
  * ("chunk_gla_backward") takes the forward's inputs and "grad_out.o", "grad_out.final_state", ..., and gives "grad.q",
- * "grad.k", ... A call may be run again after its tensors' contents changed; set and bind replace what was there.
+ * "grad.k", ... An argument that is a list of tensors ("residuals" of fused_attnres) has one name for each of them:
+ * "residuals.0", "residuals.1", ..., in any order and without gaps, with gradients "grad.residuals.0", ...; refusals call
+ * them residuals[0]. How many were set is a size of the call; a list of one call object grows, but does not shrink.
+ * A call may be run again after its tensors' contents changed; set and bind replace what was there.
  * Tensors are views: their memory must outlive the runs.
  */
 #ifndef FLA_FLA_H_
@@ -81,7 +84,7 @@ FLA_C_API void fla_context_destroy(fla_context* ctx);
 FLA_C_API fla_code fla_call_create(fla_context* ctx, const char* function, fla_call** out);
 FLA_C_API void fla_call_destroy(fla_call* call);
 
-/* tensor NULL takes an optional argument away again. */
+/* tensor NULL takes an optional argument away again; a list's tensors are not optional. */
 FLA_C_API fla_code fla_call_set_tensor(fla_call* call, const char* name, const DLTensor* tensor);
 FLA_C_API fla_code fla_call_set_bool(fla_call* call, const char* name, int value);
 FLA_C_API fla_code fla_call_set_int(fla_call* call, const char* name, int64_t value);

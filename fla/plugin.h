@@ -35,7 +35,8 @@ extern "C" {
 #define FLA_PLUGIN_ABI 1U
 
 /* One present argument. Inputs by argument name ("q", "initial_state"), upstream gradients "grad_out.o", outputs
- * "out.o", gradients "grad.q". What is not in the list was not given, or is not wanted. */
+ * "out.o", gradients "grad.q"; the tensors of a list one by one, "residuals.0", "grad.residuals.0". What is not in the
+ * list was not given, or is not wanted. */
 typedef struct fla_plugin_tensor {
   const char* name;
   int is_output;   /* 0: must not be written */

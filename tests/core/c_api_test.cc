@@ -72,6 +72,74 @@ TEST(CApi, OptionsThatCannotBe) {
   EXPECT_TRUE(last_error_has("options.affinity: expected a pointer, got NULL")) << fla_last_error();
 }
 
+// A list of tensors, one by one, in any order; a prepared call runs on another list of as many.
+TEST(CApi, ListsOfTensors) {
+  fla_context_options o{};
+  o.size = sizeof o;
+  o.threads = 1;
+  fla_context* ctx = nullptr;
+  ASSERT_EQ(fla_context_create(&o, &ctx), FLA_OK);
+  fla_call* call = nullptr;
+  ASSERT_EQ(fla_call_create(ctx, "fused_attnres", &call), FLA_OK) << fla_last_error();
+  float weight[2] = {1, 1}, zero[2] = {0, 0}, out[4] = {};
+  float x[3][4] = {{1, 2, 3, 4}, {10, 20, 30, 40}, {100, 200, 300, 400}};
+  std::int64_t row[] = {2}, shape[] = {2, 2};
+  const auto tensor = [](float* data, int ndim, std::int64_t* dims) {
+    DLTensor t{};
+    t.data = data;
+    t.device = {kDLCPU, 0};
+    t.ndim = ndim;
+    t.dtype = {kDLFloat, 32, 1};
+    t.shape = dims;
+    return t;
+  };
+  const auto set = [&](const char* name, float* data, int ndim, std::int64_t* dims) {
+    const DLTensor t = tensor(data, ndim, dims);
+    return fla_call_set_tensor(call, name, &t);
+  };
+  ASSERT_EQ(set("query", zero, 1, row), FLA_OK);  // equal logits: o is the mean
+  ASSERT_EQ(set("rms_weight", weight, 1, row), FLA_OK);
+  EXPECT_EQ(set("residuals", x[0], 2, shape), FLA_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("residuals: a list of tensors: name them one by one, residuals.0")) << fla_last_error();
+  ASSERT_EQ(set("residuals.2", x[2], 2, shape), FLA_OK) << fla_last_error();
+  ASSERT_EQ(set("residuals[0]", x[0], 2, shape), FLA_OK) << fla_last_error();
+  std::size_t count = 0;
+  EXPECT_EQ(fla_call_output_count(call, &count), FLA_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("residuals[1]: required, but not given")) << fla_last_error();
+  ASSERT_EQ(set("residuals.1", x[1], 2, shape), FLA_OK) << fla_last_error();
+  const DLTensor result = tensor(out, 2, shape);
+  ASSERT_EQ(fla_call_bind(call, "out.o", &result), FLA_OK) << fla_last_error();
+  ASSERT_EQ(fla_call_prepare(call), FLA_OK) << fla_last_error();
+  ASSERT_EQ(fla_call_run(call, nullptr, 0), FLA_OK) << fla_last_error();
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(out[i], 37.0F * static_cast<float>(i + 1), 1e-3F);
+  ASSERT_EQ(set("residuals.1", x[0], 2, shape), FLA_OK) << fla_last_error();
+  ASSERT_EQ(fla_call_run(call, nullptr, 0), FLA_OK) << fla_last_error();
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(out[i], 34.0F * static_cast<float>(i + 1), 1e-3F);
+  ASSERT_EQ(set("residuals.3", x[1], 2, shape), FLA_OK) << fla_last_error();
+  EXPECT_EQ(fla_call_run(call, nullptr, 0), FLA_INVALID_ARGUMENT);
+  EXPECT_TRUE(last_error_has("residuals: the call was prepared for 3 tensors, got 4")) << fla_last_error();
+  fla_call_destroy(call);
+
+  // Gradients have the names of what they belong to.
+  ASSERT_EQ(fla_call_create(ctx, "fused_attnres_backward", &call), FLA_OK) << fla_last_error();
+  ASSERT_EQ(set("query", zero, 1, row), FLA_OK);
+  ASSERT_EQ(set("rms_weight", weight, 1, row), FLA_OK);
+  ASSERT_EQ(set("residuals.0", x[0], 2, shape), FLA_OK);
+  ASSERT_EQ(set("residuals.1", x[1], 2, shape), FLA_OK);
+  ASSERT_EQ(set("grad_out.o", x[2], 2, shape), FLA_OK) << fla_last_error();
+  ASSERT_EQ(fla_call_output_count(call, &count), FLA_OK) << fla_last_error();
+  ASSERT_EQ(count, 4U);
+  fla_output listed{};
+  ASSERT_EQ(fla_call_output(call, 2, &listed), FLA_OK);
+  EXPECT_STREQ(listed.name, "grad.residuals.1");
+  ASSERT_EQ(fla_call_bind(call, "grad.residuals.1", &result), FLA_OK) << fla_last_error();
+  ASSERT_EQ(fla_call_run(call, nullptr, 0), FLA_OK) << fla_last_error();
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(out[i], 50.0F * static_cast<float>(i + 1), 1e-3F);  // p du: no key, no more
+  EXPECT_EQ(fla_call_bind(call, "grad.residuals.2", &result), FLA_INVALID_ARGUMENT);
+  fla_call_destroy(call);
+  fla_context_destroy(ctx);
+}
+
 TEST(CApi, ADeprecatedFunctionWarnsOnceThroughTheLog) {
   std::vector<std::string> warnings;
   fla_context_options o{};
