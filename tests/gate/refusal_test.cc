@@ -169,8 +169,7 @@ void Types(const Registry::Entry& e) {
       }
     TensorView elsewhere = c.input(name);
     elsewhere.device = {DeviceType::Cuda, 0};
-    if (&a != &e.spec.args.front())
-      expect_refused(c, set(name, elsewhere), {arg_text(name)}, "another device");
+    if (&a != &e.spec.args.front()) expect_refused(c, set(name, elsewhere), {arg_text(name)}, "another device");
   }
 }
 

@@ -1,5 +1,5 @@
 // attnres: softmax over sources of a residual stream (arXiv 2603.15031). There is no time: every token is alone.
-//   z_l = <v_l, query o rms_weight> / rms(v_l),   p = softmax_l(scale z),   o = sum_l p_l v_l, normalised where asked for
+//   z_l = <v_l, query o rms_weight> / rms(v_l),  p = softmax_l(scale z),  o = sum_l p_l v_l, normalised where asked for
 #pragma once
 
 #include "fla/core/tensor.h"

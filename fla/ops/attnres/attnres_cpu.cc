@@ -1,6 +1,6 @@
 // The CPU kernels of attnres. README.md (1) to (9) and what it says about sums.
 //
-// forward   a token's L rows once each, in order: running maximum, denominator and u, which a larger maximum scales down
+// forward   a token's L rows once each, in order: running maximum, denominator and u; a larger maximum scales these down
 // backward  a token's rows twice (three times under an output norm): (1) to (3) again, then its gradients
 // sums      over tokens in groups of kGroup: a row of S and one of dw_o for each group, added up in order at the end
 // numerics  fp32; results are rounded once. One order of sums: the same bits for any number of threads
