@@ -16,6 +16,7 @@
 #include <fstream>
 #include <map>
 #include <set>
+#include <sstream>
 #include <string_view>
 
 #include "tools/common/frozen.h"
@@ -440,6 +441,70 @@ Json to_json(const GateResult& g) {
            g.plugin.empty() && g.device == "cpu" ? Json(nullptr) : Json{{"taken", g.accepted}, {"refused", g.refused}}},
           {"plugin", g.plugin.empty() ? Json(nullptr)
                                       : Json{{"path", g.plugin}, {"accepted", g.accepted}, {"refused", g.refused}}}};
+}
+
+namespace {
+
+void list_kernels(const Registry::Entry* e, DeviceType device, KernelCoverage& c) {
+  if (e == nullptr) return;
+  for (const auto& candidate : e->candidates) {
+    const Backend& b = *candidate.backend;
+    if (candidate.kernel == nullptr || b.device != device) continue;
+    for (const std::string& name : candidate.kernel->kernel_names(b.limits != nullptr ? b.limits(0) : nullptr))
+      c.kernels[name];
+  }
+}
+
+}  // namespace
+
+KernelCoverage coverage_of(const GateResult& g, const std::vector<const Registry::Entry*>& ops) {
+  KernelCoverage c;
+  const DeviceType device = g.device == "cpu" ? DeviceType::Cpu : DeviceType::Cuda;
+  for (const Registry::Entry* e : ops) {
+    list_kernels(e, device, c);
+    list_kernels(Registry::global().find(e->spec.backward), device, c);
+  }
+  std::set<std::string> reached;
+  for (const auto& [test, r] : g.records) {
+    for (const std::string& kernel : split(r.kernels, ' '))
+      if (!kernel.empty()) reached.insert(kernel);
+    std::istringstream lines(r.coverage);
+    std::string kernel, topic;
+    for (int count = 0; lines >> kernel >> topic >> count;) c.kernels[kernel][topic] += count;
+  }
+  for (const std::string& kernel : reached)
+    if (c.kernels[kernel].empty()) c.unjudged.insert(kernel);
+  return c;
+}
+
+Json to_json(const KernelCoverage& c) {
+  Json kernels = Json::object();
+  for (const auto& [kernel, topics] : c.kernels)
+    kernels[kernel] = topics;
+  return {{"kernels", std::move(kernels)}, {"unjudged", c.unjudged}};
+}
+
+void print_coverage(const KernelCoverage& c, std::FILE* to) {
+  std::size_t width = 6, without = 0;
+  std::set<std::string> topics;
+  for (const auto& [kernel, counts] : c.kernels) {
+    width = std::max(width, kernel.size());
+    for (const auto& [topic, n] : counts) topics.insert(topic);
+  }
+  print(to, "{:<{}}", "kernel", width);
+  for (const auto& topic : topics) print(to, "  {:>5}", topic);
+  print(to, "\n");
+  for (const auto& [kernel, counts] : c.kernels) {
+    print(to, "{:<{}}", kernel, width);
+    for (const auto& topic : topics) {
+      const auto at = counts.find(topic);
+      print(to, "  {:>{}}", at == counts.end() ? 0 : at->second, std::max<std::size_t>(topic.size(), 5));
+    }
+    without += counts.empty() ? 1U : 0U;
+    print(to, "{}\n", c.unjudged.contains(kernel) ? "  REACHED, NOT JUDGED" : counts.empty() ? "  no case here" : "");
+  }
+  print(to, "coverage: {} kernels, {} without a case of these operators, {} reached and not judged\n", c.kernels.size(),
+        without, c.unjudged.size());
 }
 
 void print_gate(const GateResult& g, std::FILE* to) {

@@ -55,6 +55,17 @@ GateResult run_gate(const std::vector<const Registry::Entry*>& ops, bool everyth
 void write_records(const GateResult& g, const std::filesystem::path& folder);
 
 Json to_json(const GateResult& g);  // "passed", "failed", "skipped", "hash" and more
+// The cases that ran for each kernel which the selected functions' backends list for a device, by topic.
+struct KernelCoverage {
+  std::map<std::string, std::map<std::string, int>> kernels;
+  std::set<std::string> unjudged;  // reached by a test's calls, and none of its cases was judged
+
+  bool complete() const { return !kernels.empty() && unjudged.empty(); }
+};
+KernelCoverage coverage_of(const GateResult& g, const std::vector<const Registry::Entry*>& ops);
+Json to_json(const KernelCoverage& c);
+void print_coverage(const KernelCoverage& c, std::FILE* to);
+
 // Failures and the summary line.
 void print_gate(const GateResult& g, std::FILE* to);
 
