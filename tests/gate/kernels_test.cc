@@ -1,8 +1,10 @@
 // Every kernel by its name: calls that reach it, whatever dispatch would choose, in each way that a kernel can go wrong.
 // Which function has the cases of which kernel is recorded (records/kernels_BACKEND.txt, written by --record), so a
 // kernel that no longer has any is a failure, and so is a recorded one that its cases no longer reach.
+#include <array>
 #include <atomic>
 #include <cctype>
+#include <cstddef>
 #include <cstdlib>
 #include <functional>
 #include <limits>
@@ -10,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <thread>
+#include <tuple>
 
 #include "fla/registry/kernel_name.h"
 #include "tests/gate/gate.h"
@@ -86,8 +89,54 @@ std::vector<std::function<Case(const Case&)>> variants(const FunctionSpec& spec)
   return list;
 }
 
-std::optional<Base> reach(const Registry::Entry& e, const std::string& backend, const Wanted& w) {
-  const FunctionSpec& spec = e.spec;
+// Whether the kernel would serve the call's pass; computes nothing.
+bool serves(const Wanted& w, const Case& c, const std::string& backend) {
+  const Context& ctx = context(backend);
+  Result<DynamicCall> call = w.backward ? c.backward_call() : c.call();
+  if (!call) return false;
+  const auto outputs = call->outputs(ctx);
+  if (!outputs) return false;
+  const Device device{judges_device() ? DeviceType::Cuda : DeviceType::Cpu, 0};
+  const auto there = [&](TensorView v) {
+    v.device = device;
+    return v;
+  };
+  for (const auto& name : c.input_names())
+    if (!name.ends_with("_cpu") && !call->set(name, there(c.input(name)))) return false;
+  if (w.backward)
+    for (const auto& name : c.upstream_names())
+      if (!call->set("grad_out." + name, there(c.upstream(name)))) return false;
+  static std::array<std::max_align_t, 16> nowhere;
+  for (const auto& o : *outputs)
+    if (!call->bind(o.name, TensorView(nowhere.data(), o.dtype, o.shape, device))) return false;
+  const Result<Route> r = call->explain(ctx);
+  return r && r->chosen == backend && KernelName(r->kernel).has(w.kernel);
+}
+
+// Calls of one function that are looked at for many kernels.
+class Calls {
+ public:
+  explicit Calls(const Registry::Entry& e) : name_(e.spec.name), variants_(variants(e.spec)) {}
+  std::size_t variants_count() const { return variants_.size(); }
+  Base base(std::size_t variant, const Sizes& s, DType t) const { return {s, {.dtype = t}, variants_[variant]}; }
+  // nullptr: there is no such call.
+  const Case* at(std::size_t variant, const Sizes& s, DType t) {
+    const auto [it, added] = made_.try_emplace({variant, s.T, s.K, s.V, t});
+    if (added) try {
+        it->second = base(variant, s, t).make(name_, s).prepared();
+      } catch (const std::invalid_argument&) {
+        it->second.reset();
+      }
+    return it->second ? &*it->second : nullptr;
+  }
+
+ private:
+  std::string name_;
+  std::vector<std::function<Case(const Case&)>> variants_;
+  std::map<std::tuple<std::size_t, std::int64_t, std::int64_t, std::int64_t, DType>, std::optional<Case>> made_;
+};
+
+std::optional<Base> reach(const Registry::Entry& e, const std::string& backend, const Wanted& w, Calls& calls) {
   const std::int64_t k = part(w.kernel, 'k'), v = part(w.kernel, 'v');
   std::vector<DType> types = {DType::F32, DType::BF16, DType::F16};
   for (const DType t : {DType::BF16, DType::F16})
@@ -97,20 +146,14 @@ std::optional<Base> reach(const Registry::Entry& e, const std::string& backend, 
                                        : k > 0 ? std::vector<std::int64_t>{k, 64, 128, 256, 17}
                                                : std::vector<std::int64_t>{17};
   const OnlyKernel only(w.kernel);
-  for (const auto& with : variants(spec))
+  for (std::size_t variant = 0; variant < calls.variants_count(); ++variant)
     for (const std::int64_t T : {70, 300})
       for (const DType t : types)
         for (const std::int64_t K : ks)
           for (const std::int64_t V : vs) {
             const Sizes s = sizes(1, T, 2, K, V);
-            if (!allows(spec, s)) continue;
-            Base b{s, {.dtype = t}, with};
-            try {
-              const Outcome o = run_pass(b.make(spec.name, s), backend, w.backward);
-              if (o.ok() && o.backend == backend && KernelName(o.kernel).has(w.kernel)) return b;
-            } catch (const std::invalid_argument&) {
-              // No such call of this function.
-            }
+            const Case* c = allows(e.spec, s) ? calls.at(variant, s, t) : nullptr;
+            if (c != nullptr && serves(w, *c, backend)) return calls.base(variant, s, t);
           }
   return std::nullopt;
 }
@@ -282,10 +325,11 @@ void Kernels(const Registry::Entry& e) {
   for (const auto& backend : backends(e)) {
     const bool emulated = backend == "cuda" && tools::gpu::make_timer({}) == nullptr;
     const std::vector<std::string> recorded = recorded_kernels(backend, this_test());
+    Calls calls(e);
     for (const Wanted& w : wanted(e, backend)) {
       const bool known = std::ranges::find(recorded, w.kernel) != recorded.end();
       if (!known && !recording()) continue;
-      const std::optional<Base> base = reach(e, backend, w);
+      const std::optional<Base> base = reach(e, backend, w, calls);
       if (!base) {
         EXPECT_TRUE(recording()) << backend << ": no call of " << e.spec.name << " reaches " << w.kernel
                                  << ", which is recorded as having one: write the records again";
