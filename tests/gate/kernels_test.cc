@@ -121,7 +121,7 @@ class Calls {
   Base base(std::size_t variant, const Sizes& s, DType t) const { return {s, {.dtype = t}, variants_[variant]}; }
   // nullptr: there is no such call.
   const Case* at(std::size_t variant, const Sizes& s, DType t) {
-    const auto [it, added] = made_.try_emplace({variant, s.T, s.K, s.V, t});
+    const auto [it, added] = made_.try_emplace({variant, s.T, s.H, s.K, s.V, t});
     if (added) try {
         it->second = base(variant, s, t).make(name_, s).prepared();
       } catch (const std::invalid_argument&) {
@@ -133,7 +133,8 @@ class Calls {
  private:
   std::string name_;
   std::vector<std::function<Case(const Case&)>> variants_;
-  std::map<std::tuple<std::size_t, std::int64_t, std::int64_t, std::int64_t, DType>, std::optional<Case>> made_;
+  std::map<std::tuple<std::size_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t, DType>, std::optional<Case>>
+      made_;
 };
 
 std::optional<Base> reach(const Registry::Entry& e, const std::string& backend, const Wanted& w, Calls& calls) {
@@ -141,20 +142,23 @@ std::optional<Base> reach(const Registry::Entry& e, const std::string& backend, 
   std::vector<DType> types = {DType::F32, DType::BF16, DType::F16};
   for (const DType t : {DType::BF16, DType::F16})
     if (w.kernel.find(std::string(".") + short_name(t)) != std::string::npos) types = {t};
-  const std::vector<std::int64_t> ks = k > 0 ? std::vector<std::int64_t>{k, k / 2 + 8} : std::vector<std::int64_t>{20};
-  const std::vector<std::int64_t> vs = v > 0   ? std::vector<std::int64_t>{v, 2 * v, 128, 256}
-                                       : k > 0 ? std::vector<std::int64_t>{k, 64, 128, 256, 17}
-                                               : std::vector<std::int64_t>{17};
+  const std::int64_t K = k > 0 ? k : 20;
+  std::vector<std::int64_t> vs = {v > 0 ? v : k > 0 ? k : 17};
+  for (const std::int64_t V : {64, 128, 256})
+    if (k > 0 && V > vs[0]) vs.push_back(V);
   const OnlyKernel only(w.kernel);
   for (std::size_t variant = 0; variant < calls.variants_count(); ++variant)
-    for (const std::int64_t T : {70, 300})
+    for (const std::int64_t T : {70, 200})
       for (const DType t : types)
-        for (const std::int64_t K : ks)
-          for (const std::int64_t V : vs) {
-            const Sizes s = sizes(1, T, 2, K, V);
-            const Case* c = allows(e.spec, s) ? calls.at(variant, s, t) : nullptr;
-            if (c != nullptr && serves(w, *c, backend)) return calls.base(variant, s, t);
-          }
+        for (const std::int64_t V : vs) {
+          Sizes s = sizes(1, T, 1, K, V);
+          const Case* c = allows(e.spec, s) ? calls.at(variant, s, t) : nullptr;
+          if (c == nullptr || !serves(w, *c, backend)) continue;
+          const Sizes one = s;
+          s.H = 2;
+          c = calls.at(variant, s, t);
+          return calls.base(variant, c != nullptr && serves(w, *c, backend) ? s : one, t);
+        }
   return std::nullopt;
 }
 
