@@ -511,7 +511,9 @@ std::size_t normalised_workspace(const LinearAttnArgs& a, const NormalisedPlan& 
   const NormaliseMemory m(count, a, plan);
   return count.bytes();
 }
-std::vector<std::string> normalised_forward_kernels(const DeviceInfo& d) { return prefixed(diag_forward_kernels(d)); }
+std::vector<std::string> normalised_forward_kernels(const DeviceInfo& d) {
+  return prefixed(diag_forward_kernels(d, false));
+}
 
 Status normalised(const LinearAttnArgs& a, const NormalisedPlan& plan, Stream stream, std::span<std::byte> workspace) {
   const DiagProblem p = to_problem(a);
@@ -555,7 +557,9 @@ std::size_t normalised_workspace(const LinearAttnBackwardArgs& a, const Normalis
   const NormaliseMemory m(count, a, &plan);
   return count.bytes();
 }
-std::vector<std::string> normalised_backward_kernels(const DeviceInfo& d) { return prefixed(diag_backward_kernels(d)); }
+std::vector<std::string> normalised_backward_kernels(const DeviceInfo& d) {
+  return prefixed(diag_backward_kernels(d, false));
+}
 
 Status normalised(const LinearAttnBackwardArgs& a, const NormalisedPlan& plan, Stream stream,
                   std::span<std::byte> workspace) {

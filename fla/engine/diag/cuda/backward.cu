@@ -373,14 +373,15 @@ DiagBackwardPlan diag_backward_plan(const DiagBackwardProblem& p, const DeviceIn
   return plan;
 }
 
-std::vector<std::string> diag_backward_kernels(const DeviceInfo& d) {
+std::vector<std::string> diag_backward_kernels(const DeviceInfo& d) { return diag_backward_kernels(d, true); }
+std::vector<std::string> diag_backward_kernels(const DeviceInfo& d, bool gates) {
   std::set<std::string> names;
   const auto add = [&](const DiagBackwardProblem& p) {
     for_each_backward_plan(p, d, [&](const DiagBackwardPlan& f) {
       diag_backward_kernel(p, f).for_each([&](std::string_view name) { names.emplace(name); });
     });
   };
-  diag_each_sample([&](DiagBackwardProblem p) {
+  diag_each_sample(gates, [&](DiagBackwardProblem p) {
     if (p.gv) return;  // has no gradients
     add(p);
     p.dg = p.dgk = {};

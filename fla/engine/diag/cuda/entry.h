@@ -48,6 +48,7 @@ bool diag_plan_forward(const DiagProblem& p, const DeviceInfo& d, std::string_vi
 KernelName diag_forward_kernel(const DiagProblem& p, const DiagPlan& f);
 std::string diag_forward_text(const DiagProblem& p, const DiagPlan& f);
 std::vector<std::string> diag_forward_kernels(const DeviceInfo& d);
+std::vector<std::string> diag_forward_kernels(const DeviceInfo& d, bool gates);  // of families that may have gates
 DiagPlan diag_forward_plan(const DiagProblem& p, const DeviceInfo& d);
 
 std::size_t diag_forward_workspace(const DiagProblem& p, const DeviceInfo& d);
@@ -70,6 +71,7 @@ bool diag_plan_backward(const DiagBackwardProblem& p, const DeviceInfo& d, std::
 KernelName diag_backward_kernel(const DiagBackwardProblem& p, const DiagBackwardPlan& f);
 std::string diag_backward_text(const DiagBackwardProblem& p, const DiagBackwardPlan& f);
 std::vector<std::string> diag_backward_kernels(const DeviceInfo& d);
+std::vector<std::string> diag_backward_kernels(const DeviceInfo& d, bool gates);
 DiagBackwardPlan diag_backward_plan(const DiagBackwardProblem& p, const DeviceInfo& d);
 // Every way that could run the problem.
 std::vector<DiagBackwardPlan> diag_backward_alternatives(const DiagBackwardProblem& p, const DeviceInfo& d);

@@ -31,14 +31,15 @@ bool diag_serves(const DiagProblem& p, const DeviceInfo& d, const Why& why);
 // Problems that together reach every kernel: shapes and types, no memory.
 enum class DiagGate : std::uint8_t { None, Head, Channel, Value };
 DiagBackwardProblem diag_sample(DType type, std::int64_t K, std::int64_t V, std::int64_t T, DiagGate gate);
+// Samples of what a family may ask for: with `gates` those with gates, too.
 template <typename Fn>
-void diag_each_sample(Fn&& fn) {
+void diag_each_sample(bool gates, Fn&& fn) {
   for (const DType type : {DType::BF16, DType::F16, DType::F32})
     for (const std::int64_t K : {64, 128, 256})
       for (const std::int64_t V : {64, 128, 256})
         for (const std::int64_t T : {1, 4096})
           for (const DiagGate gate : {DiagGate::None, DiagGate::Head, DiagGate::Channel, DiagGate::Value})
-            fn(diag_sample(type, K, V, T, gate));
+            if (gates || gate == DiagGate::None) fn(diag_sample(type, K, V, T, gate));
 }
 // Whether a block of the kernel that forms gradients from such states has room on this device.
 bool diag_gradient_fits(const DiagProblem& p, const DiagPlan& states, const DeviceInfo& d);

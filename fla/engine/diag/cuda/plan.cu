@@ -354,9 +354,10 @@ DiagBackwardProblem diag_sample(DType type, std::int64_t K, std::int64_t V, std:
   return p;
 }
 
-std::vector<std::string> diag_forward_kernels(const DeviceInfo& d) {
+std::vector<std::string> diag_forward_kernels(const DeviceInfo& d) { return diag_forward_kernels(d, true); }
+std::vector<std::string> diag_forward_kernels(const DeviceInfo& d, bool gates) {
   std::set<std::string> names;
-  diag_each_sample([&](const DiagProblem& p) {
+  diag_each_sample(gates, [&](const DiagProblem& p) {
     for_each_forward_plan(p, d, true,
                           [&](const DiagPlan& f, double) { names.insert(diag_forward_kernel(p, f).c_str()); });
   });
