@@ -479,8 +479,7 @@ KernelCoverage coverage_of(const GateResult& g, const std::vector<const Registry
 
 Json to_json(const KernelCoverage& c) {
   Json kernels = Json::object();
-  for (const auto& [kernel, topics] : c.kernels)
-    kernels[kernel] = topics;
+  for (const auto& [kernel, topics] : c.kernels) kernels[kernel] = topics;
   return {{"kernels", std::move(kernels)}, {"unjudged", c.unjudged}};
 }
 

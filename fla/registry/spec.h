@@ -105,8 +105,8 @@ class Member {
   bool list_ = false;
 };
 
-// The name of one tensor of a list: "residuals.2", as files and callers by name write it, or "residuals[2]", as refusals
-// do. Element -1: of no list.
+// The name of one tensor of a list: "residuals.2", as files and callers by name write it, or "residuals[2]", as
+// refusals do. Element -1: of no list.
 struct ElementName {
   std::string_view list;
   std::int64_t element = -1;
@@ -142,7 +142,7 @@ struct ArgSpec {
   Member get;  // where the args struct has it
 
   bool list() const { return !count.empty(); }
-  // What files and callers by name call it: "q", "out.o", "grad_out.o", "grad.q"; of a list's tensor "grad.residuals.2".
+  // What files and callers by name call it: "q", "out.o", "grad_out.o", "grad.q"; a list's tensor "grad.residuals.2".
   FLA_API std::string name_in_files() const;
   FLA_API std::string name_in_files(std::size_t element) const;
   // What refusals call it: "q", "residuals[2]".

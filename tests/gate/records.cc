@@ -194,6 +194,12 @@ Names recorded_kernels(const std::string& backend) {
   return names;
 }
 
+std::string first_test(const std::string& backend, const std::string& kernel) {
+  for (const auto& [test, kernels] : read_records("kernels_" + backend + ".txt"))
+    if (std::ranges::find(kernels, kernel) != kernels.end()) return test;
+  return {};
+}
+
 Names unreached_kernels(const std::string& backend) {
   Names names;
   for (const auto& [kernel, why] : read_records("unreached_" + backend + ".txt")) names.insert(kernel);

@@ -36,6 +36,8 @@ std::optional<Refusals> recorded_refusals(const std::string& backend, const std:
 // The kernels of a backend ("cpu", "cuda") that a test has cases for; and all that any test has.
 std::vector<std::string> recorded_kernels(const std::string& backend, const std::string& test);
 Names recorded_kernels(const std::string& backend);
+// The first of the tests, by name, that have cases for it; empty: none.
+std::string first_test(const std::string& backend, const std::string& kernel);
 // Kernels of a backend that no call reaches, each with the reason in records/unreached_BACKEND.txt.
 Names unreached_kernels(const std::string& backend);
 // Of these names those that are in neither list.
