@@ -423,6 +423,17 @@ AttnresMemory backward_memory(std::byte* base, const AttnresBackwardArgs& a, con
   return {base, t, threads, t.groups(), a.output_rms_weight.present()};
 }
 
+Status forward(const AttnresArgs& a, const CallInfo& c, const LaunchInfo& l) {
+  const AttnresTokens t(a);
+  HWY_DYNAMIC_DISPATCH(attnres_forward)(a, t, forward_memory(l.workspace.data(), t, c.threads), *l.pool);
+  return {};
+}
+Status backward(const AttnresBackwardArgs& a, const CallInfo& c, const LaunchInfo& l) {
+  const AttnresTokens t(a);
+  HWY_DYNAMIC_DISPATCH(attnres_backward)(a, t, backward_memory(l.workspace.data(), a, t, c.threads), *l.pool);
+  return {};
+}
+
 }  // namespace
 }  // namespace cpu
 
@@ -437,13 +448,7 @@ void register_attnres_cpu(Registry& r) {
           [](const AttnresArgs& a, const CallInfo& c) {
             return cpu::forward_memory(nullptr, cpu::AttnresTokens(a), c.threads).bytes;
           },
-      .launch =
-          [](const AttnresArgs& a, const CallInfo& c, const LaunchInfo& l) {
-            const cpu::AttnresTokens t(a);
-            const auto m = cpu::forward_memory(l.workspace.data(), t, c.threads);
-            HWY_DYNAMIC_DISPATCH(cpu::attnres_forward)(a, t, m, *l.pool);
-            return Status();
-          }});
+      .launch = cpu::forward});
   r.add(Kernel<AttnresBackwardArgs>{
       .function = kFusedAttnresBackward,
       .backend = "cpu",
@@ -453,13 +458,7 @@ void register_attnres_cpu(Registry& r) {
           [](const AttnresBackwardArgs& a, const CallInfo& c) {
             return cpu::backward_memory(nullptr, a, cpu::AttnresTokens(a), c.threads).bytes;
           },
-      .launch =
-          [](const AttnresBackwardArgs& a, const CallInfo& c, const LaunchInfo& l) {
-            const cpu::AttnresTokens t(a);
-            const auto m = cpu::backward_memory(l.workspace.data(), a, t, c.threads);
-            HWY_DYNAMIC_DISPATCH(cpu::attnres_backward)(a, t, m, *l.pool);
-            return Status();
-          }});
+      .launch = cpu::backward});
 }
 
 }  // namespace fla

@@ -12,21 +12,15 @@
 namespace fla::cpu {
 
 // The families, as what differs between their kernels.
-struct Plain {  // attn, nsa's dense branches
-  static constexpr bool kGate = false, kChannel = false, kSecond = false;
+template <bool GATE, bool CHANNEL, bool SECOND>
+struct AttnPolicy {
+  static constexpr bool kGate = GATE, kChannel = CHANNEL, kSecond = SECOND;
 };
-struct Gated : Plain {  // attn with g, forgetting_attn
-  static constexpr bool kGate = true;
-};
-struct Channel : Plain {  // wall_attn
-  static constexpr bool kChannel = true;
-};
-struct ChannelGated : Plain {  // wall_attn with g_scalar
-  static constexpr bool kGate = true, kChannel = true;
-};
-struct Second : Plain {  // parallax
-  static constexpr bool kSecond = true;
-};
+using Plain = AttnPolicy<false, false, false>;       // attn, nsa's dense branches
+using Gated = AttnPolicy<true, false, false>;        // attn with g, forgetting_attn
+using Channel = AttnPolicy<false, true, false>;      // wall_attn
+using ChannelGated = AttnPolicy<true, true, false>;  // wall_attn with g_scalar
+using Second = AttnPolicy<false, false, true>;       // parallax
 
 template <typename Fn>
 auto with_policy(const AttnProblem& p, Fn&& fn) {
