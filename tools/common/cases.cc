@@ -556,13 +556,12 @@ std::int64_t Case::rows_of(const ArgSpec& a, std::size_t axis, std::string_view 
     const std::size_t end = std::min(left.find('*'), left.size());
     const std::string_view factor = left.substr(0, end);
     left.remove_prefix(std::min(end + 1, left.size()));
-    if (factor == symbol) {
+    const bool queries = factor == "TQ" && symbol == "T" && size_of_symbol(sizes_, factor) == sizes_.T;
+    if (factor == symbol || queries) {
       found = true;
     } else if ((factor == "HV" || factor == "HQ") && symbol == "H") {
       found = true;
       rows *= sizes_.H > 0 ? size_of_symbol(sizes_, factor) / sizes_.H : 1;
-    } else if (factor == "TQ" && symbol == "T" && size_of_symbol(sizes_, factor) == sizes_.T) {
-      found = true;
     } else {
       const std::shared_ptr<void> args = spec_->make_args();
       for (const auto& [name, v] : flags_)

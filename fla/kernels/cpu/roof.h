@@ -11,7 +11,7 @@ namespace fla::cpu {
 double register_products(std::int64_t rounds, float* sink);
 
 // A product of matrices in the first cache, `rounds` times over, through the kernels' own tiles. x: kTileFloats floats.
-inline constexpr std::int64_t kTileFloats = 3 * 48 * 48;
+inline constexpr std::int64_t kTileFloats = std::int64_t{3} * 48 * 48;
 double tile_products(std::int64_t rounds, float* x);
 
 // The sum of n floats, a multiple of 256.

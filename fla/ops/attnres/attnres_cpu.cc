@@ -60,8 +60,8 @@ struct AttnresTokens {
   // Where a token begins in a tensor whose axes from `first` on are the tokens'.
   std::byte* begin(const TensorView& t, const Index& at, int first = 0) const {
     std::int64_t offset = 0;
-    for (int i = 0; i < axes; ++i)
-      offset += at[static_cast<std::size_t>(i)] * t.stride[static_cast<std::size_t>(first + i)];
+    const auto own = static_cast<std::size_t>(first), most = static_cast<std::size_t>(axes);
+    for (std::size_t i = 0; i < most; ++i) offset += at[i] * t.stride[own + i];
     return static_cast<std::byte*>(t.data) + offset * static_cast<std::int64_t>(size_of(t.dtype));
   }
   std::int64_t step(const TensorView& t) const { return t.stride[static_cast<std::size_t>(axes)]; }

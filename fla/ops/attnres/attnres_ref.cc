@@ -33,10 +33,11 @@ struct Tokens {
 
   // Token n's part of a tensor whose axes from `first` on are the tokens'.
   TensorView of(TensorView t, std::int64_t n, int first = 0) const {
-    for (int i = axes - 1; i >= 0; --i) {
-      const std::int64_t size = a.residuals[0].dim(i);
-      t.data = static_cast<std::byte*>(t.data) +
-               n % size * t.stride[static_cast<std::size_t>(first + i)] * static_cast<std::int64_t>(size_of(t.dtype));
+    const auto own = static_cast<std::size_t>(first);
+    const auto bytes = static_cast<std::int64_t>(size_of(t.dtype));
+    for (auto i = static_cast<std::size_t>(axes); i-- > 0;) {
+      const std::int64_t size = a.residuals[0].shape[i];
+      t.data = static_cast<std::byte*>(t.data) + n % size * t.stride[own + i] * bytes;
       n /= size;
     }
     t.stride[0] = t.stride[static_cast<std::size_t>(first == 0 ? axes : 0)];
