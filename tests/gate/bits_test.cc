@@ -27,10 +27,6 @@ std::vector<Case> cases(const FunctionSpec& spec) {
   return list;
 }
 
-Outcome run(const Case& c, const Context& ctx, bool backward, const RunOptions& o = {}) {
-  return backward ? c.run_backward(ctx, o) : c.run(ctx, o);
-}
-
 int time_axis(const Case& c, const ArgSpec& a) {
   for (std::size_t i = 0; i < a.dims.size(); ++i)
     if (c.rows_of(a, i, "T") > 0) return static_cast<int>(i);
@@ -136,12 +132,12 @@ void Reruns(const Registry::Entry& e) {
   for (const auto& backend : backends(e))
     for (const Case& c : cases(e.spec))
       for (const bool backward : passes(e.spec)) {
-        const Outcome first = run(c, context(backend), backward);
-        expect_same_bits(first, run(c, context(backend), backward), c.text() + " again");
+        const Outcome first = run_pass(c, context(backend), backward);
+        expect_same_bits(first, run_pass(c, context(backend), backward), c.text() + " again");
         for (const std::size_t offset : {1U, 2U, 4U, 33U})
-          expect_same_bits(first, run(c, context(backend), backward, {.workspace_offset = offset}),
+          expect_same_bits(first, run_pass(c, context(backend), backward, {.workspace_offset = offset}),
                            c.text() + " with its workspace " + std::to_string(offset) + " bytes off");
-        expect_same_bits(first, run(c, context(backend), backward, {.outputs = {.row_pad = 3, .last_stride = 2}}),
+        expect_same_bits(first, run_pass(c, context(backend), backward, {.outputs = {.row_pad = 3, .last_stride = 2}}),
                          c.text() + " into strided outputs");
       }
 }
@@ -150,9 +146,9 @@ void Threads(const Registry::Entry& e) {
   for (const auto& backend : backends(e))
     for (const Case& c : cases(e.spec))
       for (const bool backward : passes(e.spec)) {
-        const Outcome one = run(c, context(backend, 1), backward);
+        const Outcome one = run_pass(c, context(backend, 1), backward);
         for (const int n : {2, 3, 4})
-          expect_same_bits(one, run(c, context(backend, n), backward),
+          expect_same_bits(one, run_pass(c, context(backend, n), backward),
                            c.text() + " on " + std::to_string(n) + " threads");
       }
 }
@@ -162,7 +158,7 @@ void Subsets(const Registry::Entry& e) {
   for (const auto& backend : backends(e))
     for (const Case& c : cases(e.spec))
       for (const bool backward : passes(e.spec)) {
-        const Outcome all = run(c, context(backend), backward);
+        const Outcome all = run_pass(c, context(backend), backward);
         expect_ok(all, c.text());
         if (refused(all)) continue;
         if (!all.ok()) return;
@@ -173,7 +169,7 @@ void Subsets(const Registry::Entry& e) {
           std::vector<RunOptions> subsets = {{.only = {name}}};
           if (!without.only.empty()) subsets.push_back(without);
           for (const RunOptions& o : subsets) {
-            const Outcome some = run(c, context(backend), backward, o);
+            const Outcome some = run_pass(c, context(backend), backward, o);
             if (refused(some)) continue;
             if (!some.ok()) return expect_ok(some, c.text() + ": a subset of outputs around " + name);
             EXPECT_EQ(some.tensors.size(), o.only.size());
@@ -215,7 +211,7 @@ void Concurrent(const Registry::Entry& e) {
     std::vector<Call> calls;
     for (const Case& c : cases(e.spec))
       for (const bool backward : passes(e.spec)) {
-        Outcome o = run(c, ctx, backward);
+        Outcome o = run_pass(c, ctx, backward);
         expect_ok(o, c.text());
         if (refused(o)) continue;
         if (!o.ok()) return;
@@ -226,7 +222,7 @@ void Concurrent(const Registry::Entry& e) {
       for (std::size_t round = 0; round < 4; ++round)
         for (std::size_t i = 0; i < calls.size(); ++i) {
           const Call& call = calls[(i + first) % calls.size()];
-          const Outcome o = run(call.c, ctx, call.backward);
+          const Outcome o = run_pass(call.c, ctx, call.backward);
           bool same = o.ok() && o.tensors.size() == call.expected.tensors.size();
           for (const auto& [name, t] : o.tensors) same = same && tools::same_bits(call.expected[name], t.view());
           if (!same) ++wrong;
@@ -284,7 +280,7 @@ TEST(Bits, AContextWorksInAForkedChild) {
     bool same = true;
     for (int i = 0; i < 3; ++i)
       for (const bool backward : {false, true}) {
-        const Outcome o = run(c, ctx, backward);
+        const Outcome o = run_pass(c, ctx, backward);
         same = same && o.ok();
         if (same)
           for (const auto& [name, b] : o.tensors)

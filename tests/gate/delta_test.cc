@@ -168,17 +168,6 @@ void GroupedHeads(const Registry::Entry& e) {
     }
 }
 
-// Agrees with the reference, forward and backward, and nothing of it is infinite or NaN.
-void expect_finite(const Case& c, const std::string& backend) {
-  expect_agrees(c, backend);
-  for (const bool backward : passes(c.spec())) {
-    const Outcome o = backward ? c.run_backward(context(backend)) : c.run(context(backend));
-    if (!o.ok()) return expect_ok(o, c.text());
-    for (const auto& [name, b] : o.tensors)
-      for (const double v : tools::values(b.view())) ASSERT_TRUE(std::isfinite(v)) << c.text() << ": " << name;
-  }
-}
-
 bool erases(const Case& c) { return c.has("k") && c.has("beta") && c.input("beta").ndim == 3; }
 
 // The first key at every token.

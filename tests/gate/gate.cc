@@ -221,6 +221,9 @@ std::int64_t at_most(const FunctionSpec& spec, const std::string& symbol, std::i
 std::vector<bool> passes(const FunctionSpec& spec) {
   return spec.backward.empty() ? std::vector<bool>{false} : std::vector<bool>{false, true};
 }
+Outcome run_pass(const Case& c, const Context& ctx, bool backward, const RunOptions& o) {
+  return backward ? c.run_backward(ctx, o) : c.run(ctx, o);
+}
 
 std::vector<std::string> gates(const Case& c) {
   std::vector<std::string> names;
@@ -368,26 +371,24 @@ Case neighbour(const Case& c) {
 }
 
 std::vector<std::string> judge(const Case& c, const std::string& backend, const RunOptions& o,
-                               const std::vector<bool>& passes, bool rounding, Outcome* last = nullptr) {
+                               const std::vector<bool>& which, bool rounding, Outcome* last = nullptr) {
   std::vector<std::string> problems;
   const Case wide = c.options().dtype == DType::F32 ? c : c.widen(DType::F32);
-  for (const bool pass : passes) {
-    const auto run = [&](const Case& x, const Context& ctx, const RunOptions& with) {
-      return pass ? x.run_backward(ctx, with) : x.run(ctx, with);
-    };
-    Outcome got = run(c, context(backend), o);
+  for (const bool pass : which) {
+    Outcome got = run_pass(c, context(backend), pass, o);
     if (count_call(!refused(got))) {
       if (last != nullptr) *last = std::move(got);
       continue;
     }
     std::optional<std::pair<Outcome, Outcome>> exact;
     const auto moves = [&](const std::string& name) {
-      if (!exact) exact.emplace(run(c.widen(DType::F64), reference(), {}), run(neighbour(c), reference(), {}));
+      if (!exact)
+        exact.emplace(run_pass(c.widen(DType::F64), reference(), pass), run_pass(neighbour(c), reference(), pass));
       const auto& [at, beside] = *exact;
       if (!at.ok() || !beside.ok()) return 0.0;
       return tools::compare(at[name], beside[name], {}).R;
     };
-    compare_all(c, backend, run(wide, reference(), {}), got, rounding ? Rounding(moves) : Rounding(), problems);
+    compare_all(c, backend, run_pass(wide, reference(), pass), got, rounding ? Rounding(moves) : Rounding(), problems);
     if (last != nullptr) *last = std::move(got);
   }
   return problems;
@@ -408,6 +409,16 @@ std::vector<std::string> disagreements_of_pass(const Case& c, const std::string&
 
 void expect_agrees(const Case& c, const std::string& backend, const RunOptions& o, bool backward) {
   for (const auto& problem : disagreements(c, backend, o, backward)) ADD_FAILURE() << problem;
+}
+
+void expect_finite(const Case& c, const std::string& backend) {
+  expect_agrees(c, backend);
+  for (const bool backward : passes(c.spec())) {
+    const Outcome o = run_pass(c, context(backend), backward);
+    if (!o.ok()) return expect_ok(o, c.text());
+    for (const auto& [name, b] : o.tensors)
+      for (const double v : tools::values(b.view())) ASSERT_TRUE(std::isfinite(v)) << c.text() << ": " << name;
+  }
 }
 
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what) {

@@ -67,8 +67,9 @@ Sizes packed(std::vector<std::int64_t> cu_seqlens, std::int64_t H, std::int64_t 
 bool allows(const FunctionSpec& spec, const Sizes& s);  // widths within what the function takes
 std::int64_t at_most(const FunctionSpec& spec, const std::string& symbol, std::int64_t n);  // n, or its largest width
 std::vector<bool> passes(const FunctionSpec& spec);  // whether backward: false, and true where there is a gradient
-std::vector<std::string> gates(const Case& c);       // inputs that are log gates
-std::string first_wide(const FunctionSpec& spec);    // "q" or "x"; of a list its first
+Outcome run_pass(const Case& c, const Context& ctx, bool backward, const RunOptions& o = {});
+std::vector<std::string> gates(const Case& c);     // inputs that are log gates
+std::string first_wide(const FunctionSpec& spec);  // "q" or "x"; of a list its first
 bool takes(const FunctionSpec& spec, std::string_view input);
 // Whether every call can hand its final state to the next one as its initial state.
 bool has_state(const FunctionSpec& spec);
@@ -100,6 +101,8 @@ std::vector<std::string> disagreements_beyond_rounding(const Case& c, const std:
 // The same of one pass, with what the backend gave.
 std::vector<std::string> disagreements_of_pass(const Case& c, const std::string& backend, bool backward,
                                                const RunOptions& o, Outcome& got);
+// Agrees with the reference, forward and backward, and nothing of it is infinite or NaN.
+void expect_finite(const Case& c, const std::string& backend);
 void expect_close(const Outcome& expected, const Outcome& got, double R, const std::string& what);
 void expect_same_bits(const Outcome& expected, const Outcome& got, const std::string& what);
 void expect_ok(const Outcome& o, const std::string& what);

@@ -80,10 +80,6 @@ struct Base {
   }
 };
 
-Outcome run_pass(const Case& c, const std::string& backend, bool backward, const RunOptions& o) {
-  return backward ? c.run_backward(context(backend), o) : c.run(context(backend), o);
-}
-
 // What optional inputs and flags may choose another kernel.
 std::vector<std::function<Case(const Case&)>> variants(const FunctionSpec& spec) {
   std::vector<std::function<Case(const Case&)>> list = {[](const Case& c) { return c; }, with_states};
@@ -258,7 +254,7 @@ Topics topics(const Registry::Entry& e, const Base& b, bool few) {
 }
 
 bool legal(const Case& c, bool backward) {
-  const Outcome o = backward ? c.run_backward(reference()) : c.run(reference());
+  const Outcome o = run_pass(c, reference(), backward);
   return o.status.code() != Code::InvalidArgument;
 }
 
@@ -316,9 +312,9 @@ void judge_kernel(const Registry::Entry& e, const std::string& backend, const Wa
   if (few) return;
   const Case c = b.make(e.spec.name, b.sizes);
   const RunOptions options = b.run(c, w.backward);
-  const Outcome once = run_pass(c, backend, w.backward, options);
+  const Outcome once = run_pass(c, context(backend), w.backward, options);
   if (!once.ok()) return;
-  expect_same_bits(once, run_pass(c, backend, w.backward, options), w.kernel + ", reruns");
+  expect_same_bits(once, run_pass(c, context(backend), w.backward, options), w.kernel + ", reruns");
   counts.add(w.kernel, "reruns");
   // Two threads at once, each on memory of its own.
   std::vector<Outcome> both(2);
@@ -327,7 +323,7 @@ void judge_kernel(const Registry::Entry& e, const std::string& backend, const Wa
     for (Outcome& o : both)
       threads.emplace_back([&] {
         const OnlyKernel mine(w.kernel);
-        o = run_pass(c, backend, w.backward, options);
+        o = run_pass(c, context(backend), w.backward, options);
       });
     for (auto& t : threads) t.join();
   }
@@ -336,7 +332,7 @@ void judge_kernel(const Registry::Entry& e, const std::string& backend, const Wa
   // One output alone has the same bits as among all.
   for (const auto& [name, tensor] : once.tensors) {
     const RunOptions one{.only = {name}};
-    const Outcome o = w.backward ? c.run_backward(context(backend), one) : c.run(context(backend), one);
+    const Outcome o = run_pass(c, context(backend), w.backward, one);
     if (o.status.code() == Code::Unsupported || o.status.code() == Code::InvalidArgument) continue;
     EXPECT_TRUE(o.ok()) << w.kernel << ", " << name << " alone: " << o.problem();
     if (!o.ok() || o.kernel != once.kernel || !o.has(name)) continue;

@@ -29,9 +29,11 @@ extern const std::size_t kRecordFileCount;
 
 namespace {
 
+using Lines = std::map<std::string, std::vector<std::string>>;
+
 // "TEST: WORD WORD" of every line that is no comment.
-std::map<std::string, std::vector<std::string>> read_records(const std::string& name) {
-  std::map<std::string, std::vector<std::string>> lines;
+Lines read_records(const std::string& name) {
+  Lines lines;
   for (std::size_t i = 0; i < kRecordFileCount; ++i) {
     if (name != kRecordFiles[i].name) continue;
     std::istringstream in(kRecordFiles[i].text);
@@ -46,10 +48,14 @@ std::map<std::string, std::vector<std::string>> read_records(const std::string& 
   return lines;
 }
 
-const std::map<std::string, std::vector<std::string>>& exercises() {
-  static const auto lines = read_records("exercises.txt");
-  return lines;
+// A file's lines, read once.
+const Lines& records(const std::string& name) {
+  static std::map<std::string, Lines> read;
+  const auto [it, added] = read.try_emplace(name);
+  if (added) it->second = read_records(name);
+  return it->second;
 }
+const Lines& exercises() { return records("exercises.txt"); }
 
 std::map<std::string, std::string>& owners() {
   static std::map<std::string, std::string> of_test;
@@ -182,27 +188,27 @@ std::optional<Refusals> recorded_refusals(const std::string& backend, const std:
 }
 
 std::vector<std::string> recorded_kernels(const std::string& backend, const std::string& test) {
-  const auto lines = read_records("kernels_" + backend + ".txt");
+  const Lines& lines = records("kernels_" + backend + ".txt");
   const auto it = lines.find(test);
   return it != lines.end() ? it->second : std::vector<std::string>();
 }
 
 Names recorded_kernels(const std::string& backend) {
   Names names;
-  for (const auto& [test, kernels] : read_records("kernels_" + backend + ".txt"))
+  for (const auto& [test, kernels] : records("kernels_" + backend + ".txt"))
     names.insert(kernels.begin(), kernels.end());
   return names;
 }
 
 std::string first_test(const std::string& backend, const std::string& kernel) {
-  for (const auto& [test, kernels] : read_records("kernels_" + backend + ".txt"))
+  for (const auto& [test, kernels] : records("kernels_" + backend + ".txt"))
     if (std::ranges::find(kernels, kernel) != kernels.end()) return test;
   return {};
 }
 
 Names unreached_kernels(const std::string& backend) {
   Names names;
-  for (const auto& [kernel, why] : read_records("unreached_" + backend + ".txt")) names.insert(kernel);
+  for (const auto& [kernel, why] : records("unreached_" + backend + ".txt")) names.insert(kernel);
   return names;
 }
 

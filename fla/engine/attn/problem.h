@@ -3,8 +3,9 @@
 // h / G:
 //   s_ij = scale sum_c q_ic k_jc e^{P_tc - P_jc} + (C_t - C_j),   C and P running sums of the gates          (1)
 //   p_ij = e^{s_ij} / (sum_j e^{s_ij} + e^{b_h})  over the keys j that i may see,   o_i = sum_j p_ij v_j     (2)
-// and with a second query r, u_ij = <r_i, k_j>, ubar_i = sum_j p_ij u_ij:  o_i = sum_j p_ij (1 + ubar_i - u_ij) v_j
-// (3) A family's file translates its arguments into an AttnProblem; a backend knows no family.
+// and with a second query r, u_ij = <r_i, k_j>, ubar_i = sum_j p_ij u_ij:
+//   o_i = sum_j p_ij (1 + ubar_i - u_ij) v_j                                                                 (3)
+// A family's file translates its arguments into an AttnProblem; a backend knows no family.
 #pragma once
 
 #include <algorithm>

@@ -21,25 +21,6 @@ HWY_BEFORE_NAMESPACE();
 namespace fla::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// e^x for x that is at most a little above 0: exactly 0 below -87.3, NaN for NaN. Half the work of exp_v.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V exp_down(D d, V x) {
-  const hn::RebindToSigned<D> di;
-  const auto below = hn::Lt(x, hn::Set(d, -87.33654f));
-  const V n = hn::Round(hn::Mul(x, hn::Set(d, 1.44269504088896341f)));
-  V r = hn::NegMulAdd(n, hn::Set(d, 0.693359375f), x);
-  r = hn::NegMulAdd(n, hn::Set(d, -2.12194440e-4f), r);
-  V p = hn::Set(d, 1.9875691500e-4f);
-  p = hn::MulAdd(p, r, hn::Set(d, 1.3981999507e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 8.3334519073e-3f));
-  p = hn::MulAdd(p, r, hn::Set(d, 4.1665795894e-2f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.6666665459e-1f));
-  p = hn::MulAdd(p, r, hn::Set(d, 5.0000001201e-1f));
-  p = hn::MulAdd(p, hn::Mul(r, r), hn::Add(r, hn::Set(d, 1.0f)));
-  const V s = hn::BitCast(d, hn::ShiftLeft<23>(hn::Add(hn::ConvertTo(di, n), hn::Set(di, 127))));
-  return hn::IfThenZeroElse(below, hn::Mul(p, s));
-}
-
 // Rows [a, b) of x into rows [a - t0, b - t0) of a tile of `rows` rows, the others zero.
 HWY_INLINE void load_tile(const Rows& x, std::int64_t t0, std::int64_t a, std::int64_t b, std::int64_t rows,
                           std::int64_t width, float* tile, std::int64_t ld) {
